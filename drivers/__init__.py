@@ -1,1 +1,1 @@
-"""Device drivers: plain Python, no ROS. One folder per kind of device, one file per device."""
+"""Device drivers in plain Python, without ROS: one folder per device type, one file per device."""

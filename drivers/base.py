@@ -1,4 +1,4 @@
-"""What all drivers share: errors, checks before a device is touched, and devices on ROS topics."""
+"""Code shared by all drivers: errors, checks before touching a device, devices on ROS topics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from robot_rl.processes.waiting import wait_until
 if TYPE_CHECKING:
     from robot_rl.ros.ros_client import RosClient
 
-_FOUND_S = 5.0  # in which running publishers are discovered
+_FOUND_S = 5.0  # time to discover running publishers
 
 
 class DriverError(RobotRLError):
-    """Something is wrong with a device, its address or its configuration."""
+    """A device, its address or its configuration is wrong."""
 
 
 class DriverTimeout(DriverError):
@@ -23,11 +23,11 @@ class DriverTimeout(DriverError):
 
 
 class DriverFault(DriverError):
-    """The device reports a fault, such as a protective stop; a person has to look at it."""
+    """The device reports a fault, such as a protective stop; a person must look at it."""
 
 
 class Stale(DriverError):
-    """The newest measurement, `what`, is too old to act on: older than `limit_s` [s]."""
+    """The latest measurement of `what` is too old to act on: older than `limit_s` [s]."""
 
     def __init__(self, what: str, age_s: float, limit_s: float, hint: str | None = None) -> None:
         super().__init__(
@@ -39,9 +39,9 @@ class Stale(DriverError):
 
 
 def check_ranges(what: str, driver: object, **ranges: tuple[float, float]) -> None:
-    """Check a driver's numbers, by the lowest and highest one, before its device is touched.
+    """Check that a driver's numbers are within (low, high) before touching its device.
 
-    The `DriverError` names the first that is out of range or not a number.
+    Raises `DriverError` for the first that is out of range or not a number.
     """
     for name, (low, high) in ranges.items():
         value = getattr(driver, name)
@@ -52,10 +52,10 @@ def check_ranges(what: str, driver: object, **ranges: tuple[float, float]) -> No
 
 
 def check_reachable(device: str, host: str, port: int, timeout_s: float) -> None:
-    """Open and close a TCP connection, before a vendor's SDK waits for it for minutes.
+    """Open and close a TCP connection; a vendor's SDK might wait minutes for a missing device.
 
-    Raises `DriverError` where the name is unknown or nothing listens there, and `DriverTimeout`
-    where there is no answer within `timeout_s` [s].
+    Raises `DriverError` if the host name is unknown or the port is closed, and `DriverTimeout` if
+    there is no answer within `timeout_s` [s].
     """
     try:
         socket.create_connection((host, port), timeout_s).close()
@@ -70,13 +70,13 @@ def check_reachable(device: str, host: str, port: int, timeout_s: float) -> None
 
 
 class TopicDriver:
-    """A driver that reaches its device over topics, with a ROS node of its own while connected."""
+    """A driver that reaches its device over topics, using its own ROS node while connected."""
 
-    namespace: str  # below which its topics are that do not begin with a slash
+    namespace: str  # prefix of topics that do not start with a slash
     _client: RosClient | None = None
 
     def listen(self, name: str) -> RosClient:
-        """Start a node of this name, after closing an old one."""
+        """Start a node of this name, closing any old one first."""
         from robot_rl.ros.ros_client import RosClient
 
         self.close()
@@ -84,7 +84,7 @@ class TopicDriver:
         return self._client
 
     def published(self, *topics: str) -> str:
-        """Name these topics if all are published, else raise `DriverError`; sends nothing."""
+        """List these topics if all are published, else raise `DriverError`; sends nothing."""
         client = self.listen("examining")
         names = [client.topic(topic) for topic in topics if topic]
 
@@ -101,13 +101,13 @@ class TopicDriver:
         return f"published: {', '.join(names)}"
 
     def check_connected(self, device: str) -> None:
-        """Check that its node runs, or raise `DriverError` or `RosUnavailable`."""
+        """Raise `DriverError` or `RosUnavailable` if its node is not running."""
         if self._client is None:
             raise DriverError(f"{device} is not connected", hint="call connect first")
         self._client.check()
 
     def close(self) -> None:
-        """Leave ROS; a controller keeps its last command."""
+        """Leave ROS; the device's controller keeps its last command."""
         client, self._client = self._client, None
         if client is not None:
             client.close()

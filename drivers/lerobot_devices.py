@@ -1,6 +1,6 @@
-"""Devices of the LeRobot library, followers and leaders: how they are made, and their units.
+"""Create LeRobot followers and leaders, and convert their units.
 
-Nothing of it is imported before a device is connected: it loads torch.
+LeRobot is imported only when a device connects, because it loads torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from robot_rl.safety.rotations import Vector
 
 EXTRA = "lerobot-arms"
 _POSITION = ".pos"
-# Where a device says of its motors what their positions are in: `MotorNormMode`.
+# Motor units that are angles, by LeRobot's `MotorNormMode` [rad per unit].
 _ANGLES = {"degrees": math.pi / 180.0, "radians": 1.0}
 
 
@@ -33,21 +33,21 @@ def connected_device(
     fingers: Fingers | None,
     units: str | None,
 ) -> tuple[Any, Positions]:
-    """Make and connect a device of LeRobot, which must be calibrated already.
+    """Create and connect a LeRobot device, which must already be calibrated.
 
     Args:
-        family: Whether it is a follower or a leader.
-        kind: Its type, as LeRobot names it, such as `so101_follower`.
+        family: Follower (`robots`) or leader (`teleoperators`).
+        kind: LeRobot's type name, such as `so101_follower`.
         settings: Further fields of its configuration, such as `port` and `id`.
-        joints: Names of its joints, in our order.
-        fingers: Its gripper, if it has one.
-        units: Of its joints, `degrees` or `radians`; None: what the device says.
+        joints: Joint names, in our order.
+        fingers: The gripper, if it has one.
+        units: Joint units, `degrees` or `radians`; None uses the device's own setting.
 
     Raises:
-        DriverError: There is no such type, a setting is wrong, or the device is not calibrated; it
-            has other motors, or joints that it does not measure as angles.
-        DriverTimeout: It does not answer.
-        MissingExtra: LeRobot is not installed, or a library that this device needs.
+        DriverError: The type is unknown, a setting is wrong, the device is not calibrated, its
+            motors differ, or it does not measure a joint as an angle.
+        DriverTimeout: The device does not answer.
+        MissingExtra: LeRobot, or a library that this device needs, is not installed.
     """
     device = _made(family, kind, settings)
     try:
@@ -63,7 +63,7 @@ def connected_device(
                 hint=f"run lerobot-calibrate {words}",
             )
         return device, Positions(device, joints, fingers, units)
-    except Exception as error:  # each device raises errors of its own
+    except Exception as error:  # each device raises its own errors
         release(device)
         if isinstance(error, DriverError):
             raise
@@ -73,15 +73,15 @@ def connected_device(
 
 
 def release(device: Any) -> None:
-    """Disconnect a device, as far as it is connected."""
-    with contextlib.suppress(Exception):  # it was not, or is gone
+    """Disconnect a device, even if it is only partly connected."""
+    with contextlib.suppress(Exception):  # it was not connected, or is gone
         device.disconnect()
 
 
 def _set_goals(device: Any) -> None:
-    """Set each servo's goal to its position: LeRobot turns their torque on when it connects.
+    """Set each servo's goal to its present position before LeRobot enables torque.
 
-    Else they would move to their last goals, whenever those were set.
+    Otherwise the servos would move to their last goals, however old.
     """
     bus, kind = getattr(device, "bus", None), "lerobot.motors.motors_bus"
     if isinstance(bus, importlib.import_module(kind).SerialMotorsBus):
@@ -101,7 +101,7 @@ def _made(family: str, kind: str, settings: Mapping[str, Any]) -> Any:
     for module in pkgutil.iter_modules(package.__path__):
         if not module.ispkg:
             continue
-        try:  # each registers its types
+        try:  # each module registers its types
             importlib.import_module(f"{package.__name__}.{module.name}")
         except ImportError as error:
             unusable[module.name] = str(error)
@@ -133,7 +133,7 @@ def _made(family: str, kind: str, settings: Mapping[str, Any]) -> Any:
 
 
 class Positions:
-    """The joints and the gripper among a device's numbers, in our units."""
+    """Converts a device's joint and gripper values to and from our units."""
 
     def __init__(
         self, device: Any, joints: Sequence[str], fingers: Fingers | None, units: str | None
@@ -152,7 +152,7 @@ class Positions:
         self._factor = np.array([_radians(device, name, units) for name in joints])
 
     def taken(self, numbers: Mapping[str, Any]) -> tuple[Vector, float | None]:
-        """Joint positions (n,) [rad], and how far the gripper is closed, 0 to 1."""
+        """Return joint positions (n,) [rad] and the gripper position, 0 open to 1 closed."""
         joints = self._factor * np.array([float(numbers[key]) for key in self._joints])
         fingers = self._fingers
         if fingers is None:
@@ -160,7 +160,7 @@ class Positions:
         return joints, fingers.share(float(numbers[fingers.name + _POSITION]))
 
     def given(self, joints: Vector, grip: float | None) -> dict[str, float]:
-        """The numbers for the device, of joint positions (n,) [rad] and of the gripper."""
+        """Return the device's values for joint positions (n,) [rad] and a gripper position."""
         numbers = dict(zip(self._joints, (joints / self._factor).tolist(), strict=True))
         if self._fingers is not None and grip is not None:
             numbers[self._fingers.name + _POSITION] = self._fingers.position(grip)
@@ -168,7 +168,7 @@ class Positions:
 
 
 def _radians(device: Any, joint: str, units: str | None) -> float:
-    """Radians in one unit of a joint's position."""
+    """Return the radians per unit of a joint's position."""
     if units is not None:
         if units not in _ANGLES:
             raise DriverError("units of the joints", got=units, expected=" or ".join(_ANGLES))

@@ -1,1 +1,1 @@
-"""Policies on tensors: they know no environment and no process."""
+"""Policies on tensors, independent of environments and processes."""

@@ -25,7 +25,7 @@ class Backbone(nn.Module):
 
 
 class SpatialSoftmax(nn.Module):
-    """Where each of C channels is active: its expected coordinates under a softmax over the pixels.
+    """Expected pixel coordinates of each of C channels under a softmax over the pixels.
 
     Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies", section 5.1; the
     temperature is learned.
@@ -49,9 +49,9 @@ class SpatialSoftmax(nn.Module):
 
 
 class SmallConvolutional(Backbone):
-    """Convolutions of some output channels, the first two of which halve the resolution.
+    """Convolutions with the given output channels, then a spatial softmax.
 
-    A spatial softmax follows them. The initial weights come from `generator`.
+    The first two halve the resolution. The initial weights come from `generator`.
     """
 
     def __init__(self, channels: Sequence[int], *, generator: torch.Generator) -> None:
@@ -104,15 +104,14 @@ class _ResidualBlock(nn.Module):
 class ResNet18(Backbone):
     """ResNet-18 with GroupNorm in place of BatchNorm and a spatial softmax (Chi et al. 2023).
 
-    Averaged weights and BatchNorm do not go together: its running statistics belong to other
-    weights.
+    BatchNorm does not work with averaged weights: its running statistics belong to other weights.
 
     Args:
         weights: A safetensors file with initial weights of these names, or None for random ones.
-        generator: Source of the initial weights.
+        generator: Draws the initial weights.
 
     Raises:
-        PolicyError: The file cannot be read, or its tensors are not those of the network.
+        PolicyError: The file cannot be read, or its tensors do not match the network.
     """
 
     def __init__(self, weights: str | None = None, *, generator: torch.Generator) -> None:
@@ -144,7 +143,7 @@ class ResNet18(Backbone):
 def convolution(
     inputs: int, outputs: int, size: int, stride: int, generator: torch.Generator
 ) -> nn.Conv2d:
-    """Make a padded convolution without bias, as a normalisation follows it.
+    """Make a padded convolution without bias, because a normalisation follows it.
 
     Its weights are uniform as in He et al. 2015, "Delving Deep into Rectifiers", eq. 10.
     """

@@ -1,4 +1,4 @@
-"""A policy as an actor runs it: with how it explores, and the task it was trained for."""
+"""A policy as an actor runs it, with its exploration and the task it was trained for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from policies.columns import (
 )
 from policies.errors import CheckpointError, PolicyError, RobotRLError
 
-if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does without it
+if TYPE_CHECKING:  # importing torch takes seconds, and an exported policy needs none
     import torch
 
     from policies.policy import ChunkPolicy, Policy
@@ -34,27 +34,27 @@ _INTERFACE = ("task", "control_rate_hz", "action_names")
 
 
 def plans_chunks(policy: Policy) -> TypeGuard[ChunkPolicy]:
-    """Whether a policy is a `ChunkPolicy`, or stands for one; torch is not loaded."""
+    """Whether a policy is a `ChunkPolicy` or its exported form; does not load torch."""
     return hasattr(policy, "plan")
 
 
 def normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
-    """Draw N(0, 1) from n sources: (n, *shape) float32."""
+    """Draw N(0, 1) from n generators: (n, *shape) float32."""
     return np.stack([source.standard_normal(shape, np.float32) for source in sources])
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """How the executed action departs from the policy's best guess."""
+    """How the executed action deviates from the policy's best guess."""
 
-    # "mean" of the policy, a "sample" of it, the action of its "base" alone, or the "noise" alone.
+    # "mean" of the policy, a "sample" from it, only its "base", or only the "noise".
     mode: str = "mean"
     # Extra noise on the action, before the clip to ±1: "none", "normal", "uniform".
     noise: str = "none"
     noise_scale: float = 0.0  # standard deviation or half width of the extra noise, in action units
-    # Share of the episodes in which its base acts, without noise, for comparison.
+    # Fraction of episodes in which the base acts without noise, for comparison.
     base_share: float = 0.0
-    mean_share: float = 0.0  # share in which the policy's mean acts, likewise
+    mean_share: float = 0.0  # fraction in which the policy's mean acts without noise
 
     def __post_init__(self) -> None:
         for name, fits, known in (
@@ -72,13 +72,13 @@ class Exploration:
                 )
 
     def in_episode(self, draw: float) -> Exploration:
-        """How an episode explores, by a number drawn for it that is uniform in [0, 1)."""
+        """Return an episode's exploration from its uniform draw in [0, 1)."""
         if draw < self.base_share:
             return Exploration("base")
         return Exploration() if draw < self.base_share + self.mean_share else self
 
     def noisy(self, action: Floats, sources: Sequence[np.random.Generator]) -> Floats:
-        """Actions (n, d) with the extra noise, drawn from n sources, within ±1."""
+        """Return actions (n, d) with extra noise from n generators, clipped to ±1."""
         noise: Floats
         if self.noise == "normal":
             noise = normal(sources, action.shape[1:])
@@ -91,12 +91,12 @@ class Exploration:
 
     @property
     def noiseless(self) -> bool:
-        """Whether nothing is drawn or added to explore."""
+        """Whether the policy is not sampled and no noise is added."""
         return self.mode in ("mean", "base") and self.noise == "none"
 
     @property
     def base_alone(self) -> bool:
-        """Whether the base acts without noise."""
+        """Whether only the base acts, without noise."""
         return self.mode == "base" and self.noiseless
 
 
@@ -105,12 +105,12 @@ class Interface:
     """The task, rate and action columns that a policy was trained for."""
 
     task: str  # name of the task
-    control_rate_hz: float  # steps per second at which its actions are meant
+    control_rate_hz: float  # control rate of its actions [Hz]
     action_names: tuple[str, ...]  # one name per action column
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Interface:
-        """Take it from the JSON values of a policy's description; `CheckpointError` of others."""
+        """Read it from a policy's JSON description; `CheckpointError` if a value is invalid."""
         values: list[Any] = [described.get(key) for key in _INTERFACE]
         task, rate, names = values
         is_rate = type(rate) in (int, float) and 0 < rate < math.inf
@@ -127,17 +127,17 @@ class Interface:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """A policy with everything that an actor must know to run it; it holds no seed."""
+    """A policy with everything an actor needs to run it, except a seed."""
 
     policy: Policy  # the networks with their normalisers
-    interface: Interface  # that it was trained for
-    # Actions of a chunk that are executed before the next plan; 1 without chunks.
+    interface: Interface  # task, rate and actions that it was trained for
+    # Actions of a chunk to execute before the next plan; 1 without chunks.
     execute_steps: int = 1
-    # How the executed action departs from the policy's best guess.
+    # How the executed action deviates from the policy's best guess.
     exploration: Exploration = field(default_factory=Exploration)
-    version: int = 0  # gradient updates behind it, strictly increasing within a run
-    # What turns camera images into features, for a policy that sees them; or, with a policy that
-    # sees the images itself, for the rows to carry.
+    version: int = 0  # number of gradient updates, strictly increasing within a run
+    # Image encoder. The policy sees its features; if it sees the images itself, the features are
+    # only stored in the rows.
     vision: ImageEncoder | None = None
 
     def __post_init__(self) -> None:
@@ -158,34 +158,34 @@ class Behaviour:
             )
 
     def learned(self, policy: Policy, version: int) -> Behaviour:
-        """The same behaviour with a policy that was learned from its own."""
+        """Return this behaviour with a policy that was learned from the current one."""
         steps = self.execute_steps if policy.base is not None else 1
         return replace(self, policy=policy, execute_steps=steps, version=version)
 
     @cached_property
     def encoder_id(self) -> int:
-        """Whose features its policy sees: `ImageEncoder.identifier`, or 0 without images."""
+        """`ImageEncoder.identifier` of the image encoder; 0 without one."""
         return 0 if self.vision is None else self.vision.identifier
 
     @property
     def held_back(self) -> bool:
-        """Whether what was learned on top of a base is switched off, and the base acts alone."""
+        """Whether the policy learned on top of a base is disabled, so that only the base acts."""
         return not getattr(self.policy, "enabled", True)
 
     def hold_back(self, held: bool = True) -> None:
-        """Switch what was learned on top of the base off, or with `held=False` on again."""
+        """Disable the policy learned on top of the base, or enable it with `held=False`."""
         if hasattr(self.policy, "enabled"):
-            setattr(self.policy, "enabled", not held)  # noqa: B010  # of these policies alone
+            setattr(self.policy, "enabled", not held)  # noqa: B010  # only on these policies
 
     @property
     def acting(self) -> Policy:
-        """The policy that acts: its base, where it is held back."""
+        """The policy that acts: its base if the learned policy is disabled."""
         base = self.policy.base
         return base if self.held_back and base is not None else self.policy
 
     @property
     def extras(self) -> Mapping[str, int]:
-        """See `ChunkPolicy.extras`; nothing without plans of its own."""
+        """See `ChunkPolicy.extras`; empty for a policy that does not plan."""
         found: Mapping[str, int] = getattr(self.policy, "extras", {})
         return found
 
@@ -193,8 +193,8 @@ class Behaviour:
     def uses_instruction(self) -> bool:
         """Whether rows carry a code of the episode's instruction.
 
-        They do under a policy that follows instructions, and under one that was learned on top of
-        it, even if that one does not have it as its base.
+        True for a policy that follows instructions, and for one learned on top of it, even
+        without that policy as its base.
         """
         base = self.policy.base
         conditioned = base is not None and base.conditioned
@@ -202,7 +202,7 @@ class Behaviour:
 
     @property
     def observation(self) -> dict[str, int]:
-        """Name → width of everything that a robot must observe for it."""
+        """Name → width of every observation that the robot must provide."""
         derived = (FEATURES, INSTRUCTION_FEATURES)
         seen = self.policy.observation
         own = {name: width for name, width in seen.items() if name not in derived}
@@ -212,11 +212,11 @@ class Behaviour:
     def features(
         self, images: Mapping[str, npt.NDArray[Any]], instructions: Sequence[str]
     ) -> dict[str, npt.NDArray[Any]]:
-        """The columns that n rows carry beside their observations, made of images and instructions.
+        """Compute the columns that n rows carry besides observations, from images and instructions.
 
-        With an image encoder ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64; where
-        the behaviour `uses_instruction`, ``features/instruction`` (n, 16) float16. For each of the
-        policy's `extras`, ``plan/<name>`` (n, width) float32: 0 until it plans.
+        With an image encoder: ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64.
+        If `uses_instruction`: ``features/instruction`` (n, 16) float16. For each of `extras`:
+        ``plan/<name>`` (n, width) float32, 0 until the policy plans.
 
         Args:
             images: Camera → uint8 (n, H, W, 3); other observations are ignored.
@@ -240,7 +240,7 @@ class Behaviour:
         base_share: float = 0.0,
         mean_share: float = 0.0,
     ) -> Behaviour:
-        """Give the same behaviour with another `Exploration`; the networks are shared."""
+        """Return this behaviour with another `Exploration`; the networks are shared."""
         exploration = Exploration(mode, noise, noise_scale, base_share, mean_share)
         return replace(self, exploration=exploration)
 
@@ -252,7 +252,7 @@ class Behaviour:
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Describe the behaviour as JSON values; the weights travel apart."""
+        """Describe the behaviour as JSON values, without its weights."""
         from policies.policy import describe  # late: loads torch
 
         return {
@@ -268,12 +268,12 @@ class Behaviour:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], base: ChunkPolicy | None = None) -> Behaviour:
-        """Make a behaviour from what `to_json` gave, with arbitrary weights.
+        """Make a behaviour from the output of `to_json`, with arbitrary weights.
 
-        A `base` is the policy's, weights and all, in place of a new one of its shape.
+        If `base` is given, the policy uses it with its weights instead of making a new one.
 
         Raises:
-            PolicyError: Another format, or a key that is missing or wrong.
+            PolicyError: Another format, or a missing or wrong key.
             RegistryError: A class that is not in the registry.
         """
         from policies.policy import build  # late: loads torch
@@ -298,7 +298,7 @@ class Behaviour:
             policy = build(content["policy"], base)
         except RobotRLError:
             raise
-        except Exception as error:  # a class may raise any for options that are not its own
+        except Exception as error:  # a class may raise anything for options it does not know
             got = " ".join(repr(error).split())[:300]
             raise CheckpointError("the policy's description is damaged", got=got) from error
         made = cls(policy, interface, execute_steps, exploration, version, vision)
@@ -323,10 +323,10 @@ class Behaviour:
         encoder_id: int | None = None,
         observation: Mapping[str, int] | None = None,
     ) -> Behaviour:
-        """Check that the policy fits the place where it is to run; returns itself.
+        """Check that the policy fits where it will run; return itself.
 
-        `observation` is name → width of everything the environment gives, which may be more than
-        the policy uses.
+        `observation` is name → width of everything the environment provides, which may be more
+        than the policy uses.
 
         Raises:
             PolicyError: Names the first field that differs, with got and expected.

@@ -1,10 +1,10 @@
-"""Policies on disk and on the wire: a description in JSON, and the weights as safetensors.
+"""Policies on disk and on the wire: a JSON description, and weights as safetensors.
 
-A folder holds `policy.json`, for people, and `policy.safetensors`, which carries the same text
-in its header, so that its bytes alone are a whole policy. Neither can run code when it is read.
+A folder holds `policy.json`, for people, and `policy.safetensors`, which has the same text in its
+header, so its bytes are a complete policy. Reading either file cannot run code.
 
-A policy on a large frozen base may leave the base's weights out and name them by their checksum:
-they are then read once, from the folder of the base.
+A policy on a large frozen base may omit the base's weights and refer to them by checksum. They
+are then read once, from the base's folder.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _CHECKSUM_KEY = "crc32"
 _VISION = "vision/"
 _BASE_KEY = "base_crc32"
 _FOLDER_KEY = "base_folder"
-# The bytes of tensors that are made for a file, beside which a few pass, and per byte of it.
+# Limit on the tensor bytes that a file may allocate: a constant, plus a multiple of its size.
 _LEAST_BOUND, _MOST_TIMES = 1 << 28, 8
 
 
 @dataclass(frozen=True)
 class StoredBase:
-    """A base policy in a folder of its own, so that policies on top need not carry its weights."""
+    """A base policy in its own folder, so that policies on top need not carry its weights."""
 
     policy: ChunkPolicy  # the base
-    checksum: str  # of its folder
+    checksum: str  # checksum of its folder
 
     @classmethod
     def load(cls, folder: Path | str) -> StoredBase:
         """Read a folder that `save` wrote.
 
         Raises:
-            CheckpointError: As `load`; or it holds no chunk policy.
+            CheckpointError: As `load`, or the folder has no chunk policy.
         """
         policy = load(folder, is_base=True).policy
         if not isinstance(policy, ChunkPolicy):
@@ -83,9 +83,9 @@ def checksum(folder: Path | str) -> str:
 def to_bytes(
     behaviour: Behaviour, base: StoredBase | None = None, facts: Mapping[str, str] | None = None
 ) -> bytes:
-    """Serialise a behaviour, weights and normalisers included, and further `facts` in the header.
+    """Serialise a behaviour with its weights and normalisers; `facts` go into the header.
 
-    The weights of `base` are left out, if it is the behaviour's.
+    Omits the weights of `base` if it is the behaviour's base.
     """
     apart = base is not None and behaviour.policy.base is base.policy
     carried = _carried(behaviour, apart)
@@ -100,16 +100,16 @@ def to_bytes(
 def from_bytes(
     data: bytes, source: str = "the received policy", base: BaseSource | None = None
 ) -> Behaviour:
-    """Read what `to_bytes` gave.
+    """Read the output of `to_bytes`.
 
     Args:
         data: The bytes.
-        source: Where they are from, for messages.
-        base: Gives the base that they may refer to; asked only then.
+        source: Origin of the bytes, for messages.
+        base: Loads the base; called only if the bytes refer to one.
 
     Raises:
         CheckpointError: Truncated or damaged bytes, an unknown kind, tensors that do not fit it, or
-            a base that is not the one they refer to.
+            a base other than the one that the bytes refer to.
     """
     with _judged(source):
         return _read(data, source, base)
@@ -148,7 +148,7 @@ def _read(data: bytes, source: str, base: BaseSource | None) -> Behaviour:
     with _Bounded(_LEAST_BOUND + _MOST_TIMES * len(data)):
         behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source), referred)
     _fill(behaviour, referred is not None, tensors, source)
-    # Worked out here, in the thread that reads weights, and not in the control loop.
+    # Compute it here, in the thread that reads weights, not in the control loop.
     _ = behaviour.encoder_id
     return behaviour
 
@@ -159,10 +159,10 @@ def save(
     base: StoredBase | None = None,
     base_folder: str | None = None,
 ) -> None:
-    """Write a policy folder, as a part of a checkpoint that appears whole or not at all.
+    """Write a policy folder into a checkpoint that the caller publishes atomically.
 
-    The weights of `base` are left out if it is the behaviour's; they are in `base_folder`, which
-    is relative to `folder`.
+    Omits the weights of `base` if it is the behaviour's base. They are in `base_folder`, a path
+    relative to `folder`.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -172,12 +172,12 @@ def save(
 
 
 def load(folder: Path | str, *, is_base: bool = False) -> Behaviour:
-    """Read a policy folder; one that is a base itself must carry all of its weights.
+    """Read a policy folder; with `is_base` it must contain all of its weights.
 
     Raises:
-        CheckpointError: A missing, truncated or damaged file, files of two checkpoints, an unknown
-            kind, or tensors that do not fit it; names the file and the key. Or its base lies not
-            beside its own checkpoint, or has a base itself.
+        CheckpointError: A missing, truncated or damaged file, files from two checkpoints, an
+            unknown kind, or tensors that do not fit it; names the file and the key. Also if its
+            base is not in a neighbouring checkpoint, or has a base itself.
     """
     path = Path(folder)
     source, description = str(path / TENSOR_FILE), path / DESCRIPTION_FILE
@@ -208,7 +208,7 @@ def load(folder: Path | str, *, is_base: bool = False) -> Behaviour:
 
 
 def _carried(behaviour: Behaviour, without_base: bool) -> dict[str, Tensor]:
-    """Tensors of the policy, perhaps without its base; the image encoder's under a prefix."""
+    """Return the policy's tensors, optionally without its base; prefix the image encoder's."""
     policy = behaviour.policy
     tensors: dict[str, Tensor] = dict(policy.state_dict())
     if without_base:
@@ -248,7 +248,7 @@ def _fill(
 
 
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
-    """Cover description and weights; a flipped bit in a weight has no other symptom."""
+    """CRC-32 of description and weights; a flipped bit in a weight has no other symptom."""
     total = zlib.crc32(text.encode())
     for name in sorted(tensors):
         # As bytes: NumPy has no bfloat16.
@@ -286,7 +286,7 @@ def _parse(text: bytes | str, source: str) -> dict[str, Any]:
 
 
 class _Bounded(TorchFunctionMode):
-    """Stops a description that asks for many more bytes of tensors than its file has."""
+    """Rejects a description that needs far more tensor bytes than its file has."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class _Bounded(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, and count the bytes of tensors that it makes from nothing."""
+        """Call a torch function and count the bytes of tensors that it makes from scratch."""
         made = func(*args, **(kwargs or {}))
         if isinstance(made, Tensor) and not any(isinstance(given, Tensor) for given in args):
             self._made += made.nbytes
@@ -314,7 +314,7 @@ class _Bounded(TorchFunctionMode):
 
 @contextmanager
 def _judged(source: str) -> Iterator[None]:
-    """Turn any error that a damaged or forged file causes into a `CheckpointError`."""
+    """Turn any error from a damaged or forged file into a `CheckpointError`."""
     try:
         yield
     except PolicyError as error:
@@ -330,7 +330,7 @@ def _judged(source: str) -> Iterator[None]:
 
 @contextmanager
 def _reported(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors into one that names the file."""
+    """Turn an `OSError` into a `CheckpointError` that names the file."""
     try:
         yield
     except OSError as error:

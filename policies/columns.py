@@ -1,4 +1,4 @@
-"""Names of the columns that policies read and write. It loads no torch."""
+"""Names of the columns that policies read and write; does not import torch."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
     Values = npt.NDArray[Any] | Tensor
 
 FEATURES = "features/image"
-"""The features of a row's images."""
+"""Features of a row's images."""
 ENCODER_ID = "encoder_id"
 
 PLAN = "plan/"
-"""Prefix of the extras of a `Plan`, in the row where the plan begins; 0 in other rows."""
+"""Prefix of a `Plan`'s extras. Set in the row where the plan starts, 0 in other rows."""
 
 INSTRUCTION = "instruction"
-"""Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
+"""Name of the episodes' instructions, (B,) or (B, n), that a conditioned policy reads."""
 INSTRUCTION_FEATURES = "features/instruction"
 INSTRUCTION_WIDTH = 16
 
 
 class Plan(NamedTuple):
-    """A chunk of actions that a policy has planned: arrays, or tensors from networks."""
+    """A chunk of actions planned by a policy: arrays, or tensors from networks."""
 
     actions: Values  # (B, H, d) in [-1, 1]
-    # Name → (B, width), as `ChunkPolicy.extras` says: what rows keep of the plan.
-    extras: Mapping[str, Values] = {}  # never changed
+    # Name → (B, width), columns of the plan that rows store: see `ChunkPolicy.extras`.
+    extras: Mapping[str, Values] = {}  # read-only
 
 
 def looked_up(observation: Mapping[str, Any], name: str) -> Any:
-    """Return the observation of a name, or raise `PolicyError` if there is none."""
+    """Return an observation by name; raise `PolicyError` if it is missing."""
     if name not in observation:
         raise PolicyError(f"the observation lacks {name!r}", got=sorted(observation), expected=name)
     return observation[name]
 
 
 def check_numbers(name: str, values: npt.NDArray[Any]) -> None:
-    """Raise `PolicyError` if an observation (n, ...) holds anything but finite numbers."""
+    """Raise `PolicyError` if an observation (n, ...) has values that are not finite numbers."""
     if values.dtype.kind in "iub":
         return
     if values.dtype.kind != "f":
@@ -65,11 +65,10 @@ def check_numbers(name: str, values: npt.NDArray[Any]) -> None:
 
 
 def instruction_features(instructions: Sequence[str]) -> npt.NDArray[np.float16]:
-    """Codes of B instructions, whatever they mean: (B, 16) of -1 or 1.
+    """Hash B instructions to codes (B, 16) of -1 or 1.
 
     A vision-language-action policy understands its instruction. Critics and a residual on top of
-    it need only know which of the trained ones is meant: each text has 16 signs of its own, bits
-    of its SHA-256.
+    it only need to distinguish the trained ones, so each text becomes 16 bits of its SHA-256.
     """
     digests = [hashlib.sha256(text.encode()).digest() for text in instructions]
     data = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), -1)

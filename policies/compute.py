@@ -1,4 +1,4 @@
-"""Where networks compute: the one place that chooses a device."""
+"""Device selection for networks."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 from policies.errors import RobotRLError
 
-if TYPE_CHECKING:  # an exported policy acts where there is no torch
+if TYPE_CHECKING:  # an exported policy runs without torch
     import torch
 
     from policies.behaviour import Behaviour
 
 
 class ComputeError(RobotRLError):
-    """A device that is not there, or has too little memory."""
+    """A device that is missing or has too little memory."""
 
 
 def compute_device(name: str) -> torch.device:
-    """The device cpu, cuda or auto, which takes a CUDA card if there is one.
+    """Return the device cpu, cuda or auto; auto uses a CUDA GPU if there is one.
 
     Raises:
-        ComputeError: `device=cuda`, but there is no CUDA card.
+        ComputeError: `device=cuda`, but there is no CUDA GPU.
     """
     import torch
 
@@ -40,12 +40,12 @@ def compute_device(name: str) -> torch.device:
 
 
 def ready(behaviour: Behaviour, device: str) -> Behaviour:
-    """Make a behaviour ready to act: on a device, with one thread of the CPU.
+    """Move a behaviour to a device and limit torch to one CPU thread.
 
-    An exported policy is ready.
+    An exported policy is returned unchanged.
 
     Raises:
-        ComputeError: As of `compute_device`.
+        ComputeError: As in `compute_device`.
     """
     if not behaviour.policy.on_torch:
         return behaviour
@@ -57,7 +57,7 @@ def ready(behaviour: Behaviour, device: str) -> Behaviour:
 
 @contextmanager
 def explained_memory(hint: str) -> Iterator[None]:
-    """Turn a device's lack of memory into one `ComputeError` that says what to change."""
+    """Turn a GPU out-of-memory error into a `ComputeError` with `hint`."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""Ensembles of critics: values as shares in [0, 1] of the range that a return can have."""
+"""Critic ensembles: values are fractions in [0, 1] of the possible range of returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class CriticEnsemble(nn.Module):
-    """E = `heads` independent MLPs with LayerNorm, Q_e(s, a), of features and action joined."""
+    """E = `heads` independent MLPs Q_e(s, a) with LayerNorm, on joined features and action."""
 
     def __init__(
         self, inputs: int, hidden: Sequence[int], heads: int, generator: torch.Generator
@@ -20,21 +20,21 @@ class CriticEnsemble(nn.Module):
         widths = [int(width) for width in hidden]
         self.heads = heads
         self.config: dict[str, Any] = {"inputs": inputs, "hidden": widths, "heads": heads}
-        # Biases begin at 0: nothing looks good yet.
+        # Biases start at 0, so no action looks good yet.
         self.network = Heads([inputs, *widths, 1], heads, generator)
 
     def forward(self, inputs: Tensor, heads: Tensor | None = None) -> Tensor:
-        """Q-values of inputs (B, inputs): (E, B), or (len(heads), B) of the named heads."""
+        """Return Q-values of inputs (B, inputs): (E, B), or (len(heads), B) for some heads."""
         outputs: Tensor = self.network(inputs, heads)
         return outputs.squeeze(-1)
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """Compile the network, which is nearly all of the work."""
+        """Compile the network, which does nearly all of the work."""
         self.network.compile(*arguments, **options)
 
 
 class Heads(nn.Module):
-    """MLPs of the same `widths` side by side, with LayerNorm in their hidden layers."""
+    """Parallel MLPs with the same `widths` and LayerNorm in their hidden layers."""
 
     def __init__(self, widths: Sequence[int], heads: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -47,22 +47,22 @@ class Heads(nn.Module):
             self.biases.append(nn.Parameter(torch.zeros(heads, 1, fan_out)))
 
     def forward(self, inputs: Tensor, heads: Tensor | None = None) -> Tensor:
-        """Map inputs (B, widths[0]) to (E, B, widths[-1]), or to those of the named heads."""
+        """Map inputs (B, widths[0]) to (E, B, widths[-1]), or (len(heads), ...) for some heads."""
         weights, biases = list(self.weights), list(self.biases)
         if heads is not None:
             weights, biases = [w[heads] for w in weights], [b[heads] for b in biases]
         values = inputs.expand(len(weights[0]), -1, -1)
         for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-            # Not baddbmm: with a broadcast bias it takes half as long again.
+            # Not baddbmm: with a broadcast bias it takes 1.5 times as long.
             values = torch.bmm(values, weight).add_(bias)
-            # Without scale and shift: the next matrix can learn them, and an update is 20 % faster.
+            # No scale and shift: the next layer can learn them, and an update is 20 % faster.
             values = torch.relu_(nn.functional.layer_norm(values, values.shape[-1:]))
         return torch.bmm(values, weights[-1]).add_(biases[-1])
 
 
 def prefers(values: Tensor, others: Tensor) -> Tensor:
-    """Whether critics prefer an action to another, bool (B,), by their means.
+    """Whether the critics' mean prefers an action to another, bool (B,).
 
-    Both have Q-values (E, B) at the same states.
+    Both arguments are Q-values (E, B) at the same states.
     """
     return (values - others).mean(0) > 0

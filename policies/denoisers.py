@@ -1,4 +1,4 @@
-"""Networks that denoise a chunk of actions: an MLP, a U-Net and a transformer."""
+"""Networks that denoise an action chunk: an MLP, a U-Net and a transformer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from policies.networks import convolution, linear, mlp, transposed_convolution
 
 
 class Denoiser(nn.Module, ABC):
-    """Predicts a chunk: the noise, the clean chunk or a velocity, as the process wants it.
+    """Predicts the noise, the clean chunk or a velocity, depending on the process.
 
-    The process owns the time grid, so it embeds the time (`sinusoidal_embedding`); the denoiser
-    says how wide that embedding is.
+    The process owns the time grid, so it embeds the time (`sinusoidal_embedding`). The denoiser
+    specifies the width of the embedding.
 
     Args:
         features: Width of the encoded observation.
@@ -29,7 +29,7 @@ class Denoiser(nn.Module, ABC):
         embedding: Even width E of the embedded time.
 
     Attributes:
-        options: JSON values of the arguments that the denoiser has of its own.
+        options: JSON values of the denoiser's own arguments.
     """
 
     options: Mapping[str, Any]
@@ -93,12 +93,12 @@ class MLPDenoiser(Denoiser):
 
 
 class ConditionalUNet(Denoiser):
-    """U-Net over the chunk, halved between two levels; FiLM by embedded time and observation.
+    """U-Net over the chunk, halved between levels; FiLM with embedded time and observation.
 
     Chi et al. use `down_dims` 256, 512, 1024 and an embedding of 256; the defaults train on a CPU.
-    The horizon is a multiple of 2^(levels - 1), as every halving must be exact. `down_dims` are the
-    channels of each level, from the chunk's full length down, which the `groups` of each GroupNorm
-    divide; `kernel` is the odd width of the convolutions.
+    The horizon must be a multiple of 2^(levels - 1), so that every halving is exact. `down_dims`
+    are the channels of each level, from the chunk's full length down, and multiples of `groups`,
+    the groups of each GroupNorm. `kernel` is the odd width of the convolutions.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ConditionalUNet(Denoiser):
         self.upsample = nn.ModuleList(
             transposed_convolution(upper, upper, generator) for _, upper in rising
         )
-        # Each takes the level's output and the one on the way down, as the channels of one input.
+        # Each input concatenates the lower level's output and the skip connection by channel.
         self.up = nn.ModuleList(pair(2 * lower, upper) for lower, upper in rising)
         self.final = nn.Sequential(
             _normalised_convolution(first, first, self.kernel, self.groups, generator),
@@ -185,7 +185,7 @@ class ConditionalUNet(Denoiser):
                 hint=f"set policy.horizon={-(-self.horizon // factor) * factor},"
                 " or give policy.denoiser.down_dims fewer levels",
             )
-        # A number that is normalised alone is always 0, whatever the network has seen.
+        # A group of one number always normalises to 0.
         uneven = any(
             width % self.groups or width * (self.horizon >> level) // self.groups < 2
             for level, width in enumerate(self.down_dims)
@@ -201,13 +201,13 @@ class ConditionalUNet(Denoiser):
 
 
 class ConditionalTransformer(Denoiser):
-    """Transformer decoder over the chunk's actions, which look at embedded time and observation.
+    """Transformer decoder over the chunk's actions, conditioned on embedded time and observation.
 
-    After the time-series diffusion transformer of Chi et al. 2023: an action attends to itself and
-    to those before it, and by cross-attention to two tokens, which an MLP made of the time and of
+    Follows the time-series diffusion transformer of Chi et al. 2023. An action attends to itself
+    and earlier actions, and by cross-attention to two tokens, which an MLP makes from the time and
     the whole observation. They use 8 layers and a width of 256; the defaults train on a CPU.
-    `width` is that of a token, and of the embedded time; twice the `heads` of each attention
-    divide it.
+    `width` is the width of a token and of the embedded time, a multiple of twice the attention
+    `heads`.
     """
 
     causal: Tensor
@@ -234,7 +234,7 @@ class ConditionalTransformer(Denoiser):
         self.enter = linear(self.action_dimension, width, generator)
         self.observed = linear(self.features, width, generator)
         self.remember = mlp(width, [4 * width], width, generator, activation=nn.Mish)
-        # Of the actions, and of the two tokens that they look at.
+        # Embeddings of the action positions, and of the two tokens that they attend to.
         self.places = nn.Parameter(0.02 * torch.randn(self.horizon, width, generator=generator))
         self.kinds = nn.Parameter(0.02 * torch.randn(2, width, generator=generator))
         layer = nn.TransformerDecoderLayer(
@@ -272,7 +272,7 @@ class ConditionalTransformer(Denoiser):
 
 
 class _ResidualBlock(nn.Module):
-    """Two convolutions with FiLM between them, around a skip connection."""
+    """Two convolutions with FiLM between them, and a skip connection."""
 
     def __init__(
         self,

@@ -24,11 +24,11 @@ Batch = Mapping[str, npt.NDArray[Any] | Tensor]
 
 
 class DiffusionPolicy(ChunkPolicy):
-    """Encoder of observation histories, generative process and normaliser of actions.
+    """Encoder of observation histories, generative process and action normaliser.
 
-    The process generates normalised chunks: by denoising, or along a flow. With an
-    `exploration_std` it can explore: then each transition is drawn with that standard deviation or
-    a larger one, in normalised actions.
+    The process generates normalised chunks by denoising or along a flow. With an
+    `exploration_std` it can explore: each transition then has at least that standard deviation, in
+    normalised actions.
     """
 
     kind: ClassVar[str] = "diffusion"
@@ -70,20 +70,20 @@ class DiffusionPolicy(ChunkPolicy):
         process: str = registry.name_of(DDIM),
         **options: Any,
     ) -> DiffusionPolicy:
-        """Make an untrained policy whose normalisers are fitted on demonstrations.
+        """Make an untrained policy with normalisers fitted on demonstrations.
 
         Args:
             arrays: Recorded columns, each (n, ...): the `keys` and "action" (n, d).
             keys: Observation name → width, in order.
-            generator: Source of the initial weights.
+            generator: Draws the initial weights.
             observation_steps: Length of the observation history.
             horizon: Number of actions H of a chunk.
-            denoiser: `class` of the denoiser, `MLPDenoiser` where none is named, and its options.
+            denoiser: `class` (default `MLPDenoiser`) and options of the denoiser.
             identity: Keys that are not normalised.
             range_floor: See `Normalizer`.
             observation_tail: The `tail` of the observations' `Normalizer`.
-            process: Class of the process: see `policies.processes`.
-            **options: Those of the process.
+            process: Class of the process; see `policies.processes`.
+            **options: Options of the process.
 
         Raises:
             RegistryError: An unknown class, or options that do not fit it.
@@ -115,7 +115,7 @@ class DiffusionPolicy(ChunkPolicy):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DiffusionPolicy:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Make a policy of the configured shape; its weights are loaded afterwards."""
         encoder = StateEncoder.from_config(config["encoder"])
         process = build_process(config["process"], encoder.features, seeded(0))
         actions = Normalizer(
@@ -124,11 +124,11 @@ class DiffusionPolicy(ChunkPolicy):
         return cls(encoder, process, actions, config["exploration_std"])
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Give the imitation loss of a batch of windows; diffusion steps and noise are drawn.
+        """Return the imitation loss of a batch of windows, with random diffusion steps and noise.
 
         Args:
             batch: Observation names (B, n, ...), "action" (B, H, d) in [-1, 1], "valid" (B, H).
-            generator: Source of both.
+            generator: Draws both.
         """
         features = self.encoder(batch)
         action = to_device(torch.as_tensor(batch["action"]).to(features.dtype), features.device)
@@ -137,19 +137,19 @@ class DiffusionPolicy(ChunkPolicy):
         return self.process.loss(clean, features, valid, generator)
 
     def under(self, process: Process) -> DiffusionPolicy:
-        """Give the policy of another process; encoder and normaliser are shared."""
-        process.to(self.action_normalizer.center.device)  # its tables; the network is there
+        """Return this policy with another process; encoder and normaliser are shared."""
+        process.to(self.action_normalizer.center.device)  # its tables; the network is already there
         return DiffusionPolicy(self.encoder, process, self.action_normalizer)
 
     @cached_property
     def exploring(self) -> DiffusionPolicy:
-        """The policy of the process that explores; the networks are shared."""
+        """The policy with the exploring process; the networks are shared."""
         if self.exploration_std is None:
             return self
         return self.under(self.process.exploring(self.exploration_std))
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """Compile the denoiser, which is nearly all of the work."""
+        """Compile the denoiser, which does nearly all of the work."""
         self.process.denoiser.compile(*arguments, **options)
 
     def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
@@ -158,10 +158,10 @@ class DiffusionPolicy(ChunkPolicy):
         return Plan(self.chunks(features, torch.as_tensor(noise).to(features.device)))
 
     def chunks(self, features: Tensor, noise: Tensor) -> Tensor:
-        """Map encoded observations (B, F) and noise (B, *noise_shape) to chunks as `plan` does."""
+        """Map encoded observations (B, F) and noise (B, *noise_shape) to chunks, as in `plan`."""
         chain = self.process.sample(features, noise)
         return self.action_normalizer.denormalize(chain[:, -1]).clamp(-1, 1)
 
 
 create = DiffusionPolicy.create
-"""The `_target_` of the files in configs/policy that clone into a chunk policy."""
+"""The `_target_` of the configs/policy files that clone into a chunk policy."""

@@ -1,6 +1,6 @@
-"""The one place where an observation becomes a tensor: states normalised, images scaled.
+"""Observations to tensors: states are normalised, images are scaled.
 
-An instruction, which is neither, is read by `policies.instructions`.
+`policies.instructions` reads instructions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from policies.networks import to_device
 Array = npt.NDArray[Any]
 ObservationBatch = Mapping[str, Array | Tensor]
 
-# A reading far outside the training data (a wrench spike) must not throw the networks off.
+# Limits readings far outside the training data (a wrench spike), which would upset the networks.
 FEATURE_LIMIT = 10.0
 
 
@@ -29,8 +29,8 @@ class StateEncoder(nn.Module):
 
     Args:
         keys: Observation name → width (the product of its shape), in order of concatenation.
-        normalizer: Over the same keys; made as an unfitted one when absent.
-        observation_steps: Number n of consecutive observations that are seen, oldest first.
+        normalizer: Normaliser for the same keys; None makes an unfitted one.
+        observation_steps: Length n of the observation history, oldest first.
 
     Attributes:
         features: Width of the encoded tensor: observation_steps · sum of widths.
@@ -61,7 +61,7 @@ class StateEncoder(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes the same encoder, statistics apart."""
+        """JSON values from which `from_config` makes the same encoder, without statistics."""
         return {
             "keys": dict(self.keys),
             "observation_steps": self.observation_steps,
@@ -86,14 +86,14 @@ class StateEncoder(nn.Module):
         """Encode a batch of observations or of observation histories.
 
         Args:
-            observation: Name → array or tensor (B, n, ...shape), or (B, ...shape) where
-                observation_steps is 1; names that the policy does not use are ignored.
+            observation: Name → array or tensor (B, n, ...shape), or (B, ...shape) if
+                observation_steps is 1; unused names are ignored.
 
         Returns:
-            float32 (B, n · total width), step by step, each normalised and limited.
+            float32 (B, n · total width), step by step, normalised and clamped.
 
         Raises:
-            PolicyError: A key is missing or has another width.
+            PolicyError: A key is missing or has the wrong width.
         """
         parts = [self._part(name, width, observation) for name, width in self.keys.items()]
         center = self.normalizer.center
@@ -123,12 +123,12 @@ class StateEncoder(nn.Module):
 def camera_image(
     observation: ObservationBatch, name: str, cameras: Mapping[str, Sequence[int]]
 ) -> Tensor:
-    """Give the images of a camera as they are, uint8 (..., H, W, 3), or its points (..., N, C).
+    """Return a camera's raw images, uint8 (..., H, W, 3), or its points (..., N, C).
 
     `cameras` has the shapes of all expected cameras; other observations are ignored.
 
     Raises:
-        PolicyError: The camera is missing, or has images of another size.
+        PolicyError: The camera is missing or has images of another size.
     """
     if name not in observation:
         raise PolicyError(
@@ -151,7 +151,7 @@ def camera_image(
 
 
 def image_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Scale images uint8 (..., H, W, 3) to what networks see: (N, 3, H, W) in [-1, 1]."""
+    """Scale uint8 images (..., H, W, 3) to network input (N, 3, H, W) in [-1, 1]."""
     channels_first = images.reshape(-1, *images.shape[-3:]).permute(0, 3, 1, 2)
     return channels_first.to(dtype, copy=True).div_(127.5).sub_(1.0)
 
@@ -159,16 +159,16 @@ def image_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 class Normalizer(nn.Module):
     """Per-dimension affine map of concatenated keys to [-1, 1], fitted once.
 
-    The statistics are buffers, so they travel in the checkpoint and cannot differ between
+    The statistics are buffers, so they are saved in the checkpoint and cannot differ between
     training and deployment (Diffusion Policy, "LinearNormalizer", mode limits).
 
     Args:
-        widths: Key → number of dimensions; the order is the order of concatenation.
+        widths: Key → number of dimensions, in order of concatenation.
         identity: Keys that pass unchanged.
-        range_floor: Smallest range, in the key's unit, that is stretched to [-1, 1]. A
-            near-constant dimension is divided by this instead of by its noise.
-        tail: Share of the values at each end that may lie outside of [-1, 1]. With 0 one spike
-            of a force sensor would squeeze all its other readings together.
+        range_floor: Smallest range, in the key's unit, that is scaled to [-1, 1]. It keeps the
+            noise of a near-constant dimension from being amplified.
+        tail: Fraction of values at each end that may lie outside [-1, 1]. With 0, one spike of a
+            force sensor would squeeze all other readings together.
     """
 
     center: Tensor
@@ -208,10 +208,10 @@ class Normalizer(nn.Module):
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
 
     def fit(self, arrays: Mapping[str, Array]) -> Normalizer:
-        """Take the limits of every dimension from arrays of shape (n, ...width).
+        """Fit the limits of every dimension to arrays of shape (n, ...width).
 
         Raises:
-            PolicyError: Already fitted, a missing key, another width, or a non-finite value.
+            PolicyError: Already fitted, a missing key, a wrong width or a non-finite value.
         """
         if bool(self.fitted):
             raise PolicyError(
@@ -246,7 +246,7 @@ class Normalizer(nn.Module):
         return self
 
     def with_identity(self, key: str, width: int) -> Normalizer:
-        """Give a normaliser with the same statistics and one more key, which passes unchanged."""
+        """Return a normaliser with the same statistics and one more key, which passes unchanged."""
         widths = {**self.widths, key: width}
         identity = {*self.identity, key}
         more = Normalizer(widths, identity=identity, range_floor=self.range_floor, tail=self.tail)

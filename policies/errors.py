@@ -1,4 +1,4 @@
-"""The base class of all errors for users, and those of policies and checkpoints."""
+"""Base class of all user-facing errors, and the errors of policies and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import shlex
 from collections.abc import Iterable
 from types import ModuleType
 
-_NEAR = 0.7  # similarity of a misspelling, from 0 to 1
+_NEAR = 0.7  # least similarity of a misspelling, from 0 to 1
 
 
 class RobotRLError(Exception):
-    """An error that says what was got, what was expected and what to do next.
+    """An error with the value found, the value expected and what to do next.
 
     Args:
         problem: What is wrong, in one sentence that names the field or file.
         got: The value found.
-        expected: What would have been accepted.
+        expected: The values accepted.
         hint: What the user can do next.
     """
 
@@ -40,7 +40,7 @@ class RobotRLError(Exception):
 
 
 def _within(message: str) -> tuple[str, str]:
-    """Problem and hint of the message of another error, to be a part of one."""
+    """Split another error's message into problem and hint, to embed it in a new one."""
     before, _, hint = message.partition("; next: ")
     problem, *parts = re.split("; (?=got: |expected: )", before)
     return f"{problem} ({', '.join(parts)})" if parts else problem, hint
@@ -51,7 +51,7 @@ class PolicyError(RobotRLError):
 
 
 class CheckpointError(PolicyError):
-    """A checkpoint that is absent, cut or changed, or whose policy cannot be made."""
+    """A checkpoint that is missing, truncated or altered, or whose policy cannot be made."""
 
 
 class MissingExtra(RobotRLError):
@@ -59,9 +59,9 @@ class MissingExtra(RobotRLError):
 
 
 def did_you_mean(name: str, choices: Iterable[str], before: str | None = None) -> str | None:
-    """A hint with the choice of which `name` is a misspelling; None where there is none.
+    """Return a hint with the choice closest to `name`; None if no choice is close.
 
-    `before` is put in front of the choice, which is quoted without it.
+    The choice is prefixed with `before`, or quoted if `before` is None.
     """
     close = difflib.get_close_matches(name, list(choices), n=1, cutoff=_NEAR)
     if not close:
@@ -70,12 +70,12 @@ def did_you_mean(name: str, choices: Iterable[str], before: str | None = None) -
 
 
 def in_shell(*words: object) -> str:
-    """A command as it is typed in a shell, whose words may hold spaces, quotes or $."""
+    """Return a shell command; words with spaces, quotes or $ are quoted."""
     return shlex.join(map(str, words))
 
 
 def installing(extra: str) -> str:
-    """The command that installs an extra."""
+    """Return the command that installs an extra."""
     return f".venv/bin/pip install -e '.[{extra}]' in the clone's folder"
 
 
@@ -93,7 +93,7 @@ def require(package: str, extra: str) -> ModuleType:
             got=f"no module named {missing.name!r}",
             hint=installing(extra),
         ) from missing
-    except ImportError as broken:  # it is there, but a shared library or another version is not
+    except ImportError as broken:  # installed, but a shared library or a version is wrong
         raise MissingExtra(
             f"{package!r} is installed and does not load",
             got=broken,

@@ -16,21 +16,21 @@ from policies.networks import mlp, seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
 
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
-# Smallest and largest log standard deviation before the squashing.
+# Smallest and largest log standard deviation before squashing.
 _LOW, _HIGH = -5.0, 1.0
 
 
 class GaussianTanh(nn.Module):
-    """MLP to a Gaussian, squashed by tanh into (-1, 1).
+    """MLP that outputs a Gaussian, squashed by tanh into (-1, 1).
 
     Args:
         features: Width of the input.
         action_dimension: Number of action columns d.
         hidden: Widths of the hidden layers.
-        generator: Source of the initial weights.
+        generator: Draws the initial weights.
         layer_norm: LayerNorm in every hidden layer.
         zero_last_layer: Start with mean 0 and `initial_log_std` for every input.
-        initial_log_std: Log standard deviation at the middle of the output's range.
+        initial_log_std: Log standard deviation for a raw output of 0.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class GaussianTanh(nn.Module):
         )
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Give mean and log standard deviation before the squashing, (B, d) each."""
+        """Return mean and log standard deviation before squashing, (B, d) each."""
         output: Tensor = self.network(features)
         mean, raw = output.chunk(2, -1)
-        # A sigmoid keeps a gradient at the bounds, where a clamp would have none.
+        # A sigmoid has a gradient at the bounds; a clamp has none.
         log_std: Tensor = _LOW + (_HIGH - _LOW) * torch.sigmoid(raw + self._offset)
         return mean, log_std
 
     def mean(self, features: Tensor) -> Tensor:
-        """Give the squashed mean, (B, d) in (-1, 1)."""
+        """Return the squashed mean, (B, d) in (-1, 1)."""
         output: Tensor = self.network(features)
         return torch.tanh(output[..., : self.action_dimension])
 
     def output(self, features: Tensor, noise: Array | Tensor | None) -> Tensor:
-        """Draw the action of `sample` with noise (B, d), or give the squashed mean."""
+        """Draw the action of `sample` with noise (B, d); return the squashed mean if it is None."""
         return (
             self.mean(features) if noise is None else self.action(features, torch.as_tensor(noise))
         )
@@ -92,23 +92,23 @@ class GaussianTanh(nn.Module):
 
         Args:
             features: (B, features).
-            noise: (B, d) of N(0, 1), or its source.
+            noise: (B, d) of N(0, 1), or a generator for it.
         """
         raw, log_std, noise = self._draw(features, noise)
         density = -0.5 * noise.square() - log_std - _LOG_SQRT_TWO_PI
-        action = torch.tanh(raw)  # before the slope: gradients are summed in the graph's order
+        action = torch.tanh(raw)  # before slope: autograd sums gradients in graph order
         # log(1 - tanh²(raw)) without cancellation for large |raw|.
         slope = 2 * (math.log(2) - raw - functional.softplus(-2 * raw))
         return action, (density - slope).sum(-1)
 
     def action(self, features: Tensor, noise: Tensor | torch.Generator) -> Tensor:
-        """Draw the action of `sample` without its log-density, (B, d) in (-1, 1)."""
+        """Draw the action of `sample`, (B, d) in (-1, 1), without its log-density."""
         return torch.tanh(self._draw(features, noise)[0])
 
     def _draw(
         self, features: Tensor, noise: Tensor | torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw before the squashing: value, log standard deviation and noise, (B, d) each."""
+        """Draw before squashing: return value, log standard deviation and noise, (B, d) each."""
         mean, log_std = self.forward(features)
         if isinstance(noise, torch.Generator):
             noise = standard_normal(mean.shape, mean, noise)
@@ -128,7 +128,7 @@ class GaussianPolicy(Policy):
 
     @property
     def base(self) -> ChunkPolicy | None:
-        """None: it plans nothing."""
+        """None, because it does not plan."""
         return None
 
     @property
@@ -142,7 +142,7 @@ class GaussianPolicy(Policy):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GaussianPolicy:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Make a policy of the configured shape; its weights are loaded afterwards."""
         parts = dict(config)
         encoder, width = (
             StateEncoder.from_config(parts.pop("encoder")),

@@ -1,4 +1,4 @@
-"""Policies that were learned on top of a cloned one, which acts while they are switched off."""
+"""Policies learned on top of a cloned policy, which acts while they are disabled."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from policies.policy import ChunkPolicy, Policy, build, describe
 
 
 class FallbackPolicy(ChunkPolicy):
-    """Plans with the improved policy, or falls back on the clone while that is not `enabled`.
+    """Plans with the improved policy, or with the clone unless `enabled`.
 
     Its base is the clone, so that episodes of both can be compared.
 
     Args:
         policy: The improved policy.
-        base: The clone, with chunks and actions of the same shape; it is frozen.
-        enabled: Whether the improved policy plans; else the clone does.
+        base: The frozen clone, with chunks and actions of the same shape.
+        enabled: Whether the improved policy plans; otherwise the clone does.
     """
 
     kind: ClassVar[str] = "improved"
@@ -35,7 +35,7 @@ class FallbackPolicy(ChunkPolicy):
         self.policy, self.base_policy = policy, base.requires_grad_(False)
         self.enabled = bool(enabled)
         self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
-        self.extras = policy.extras  # also where the clone plans: all rows have the same columns
+        self.extras = policy.extras  # also if the clone plans: all rows have the same columns
         if (self.horizon, self.action_dimension) != (base.horizon, base.action_dimension):
             raise PolicyError(
                 "the improved policy has other chunks than its clone",
@@ -65,7 +65,7 @@ class FallbackPolicy(ChunkPolicy):
 
     @property
     def exploring(self) -> ChunkPolicy:
-        """The policy that plans while it explores."""
+        """The policy that plans during exploration."""
         explores: ChunkPolicy = getattr(self.acting, "exploring", self.acting)
         return explores
 
@@ -76,7 +76,7 @@ class FallbackPolicy(ChunkPolicy):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FallbackPolicy:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Make a policy of the configured shape; its weights are loaded afterwards."""
         policy = build(config["policy"])
         if not isinstance(policy, ChunkPolicy):
             raise PolicyError("an improved policy plans chunks", got=policy.kind)
@@ -87,25 +87,25 @@ class FallbackPolicy(ChunkPolicy):
         return self.acting.plan(observation, noise)
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """Give the imitation loss (scalar) of the improved policy."""
+        """Return the imitation loss (scalar) of the improved policy."""
         return self.policy.loss(batch, generator)
 
 
 class ResidualPolicy(Policy):
-    """A correction of the base's action, where critics prefer it to that action.
+    """Corrects the base's action if the critics prefer the corrected action.
 
     corrected = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1), as in ResFiT
-    (Ankile et al. 2025, arXiv 2509.19301). The choice between the two by their values is that of
-    IBRL (Hu et al. 2023, arXiv 2311.02198).
+    (Ankile et al. 2025, arXiv 2509.19301). Choosing the better of the two by value follows IBRL
+    (Hu et al. 2023, arXiv 2311.02198).
     A residual of zero is exactly the base; an actor with a zero last layer starts there.
 
     Args:
-        encoder: Of the observations that the residual sees beside the base action.
-        actor: From `encoder.features` + d to the residual's direction in (-1, 1).
-        base: The chunk policy, which is frozen.
-        critics: From `encoder.features` + 2 d (base action, then action) to values.
+        encoder: Encoder of the observations that the residual sees besides the base action.
+        actor: Maps `encoder.features` + d to the residual's direction in (-1, 1).
+        base: The frozen chunk policy.
+        critics: Map `encoder.features` + 2 d (base action, then action) to values.
         scale: Largest residual s, in action units.
-        enabled: Whether residuals act; else the base acts alone.
+        enabled: Whether residuals act; otherwise only the base acts.
     """
 
     kind: ClassVar[str] = "residual"
@@ -145,7 +145,7 @@ class ResidualPolicy(Policy):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ResidualPolicy:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Make a policy of the configured shape; its weights are loaded afterwards."""
         encoder, base = StateEncoder.from_config(config["encoder"]), config["base"]
         width = base.action_dimension
         actor = GaussianTanh(
@@ -164,7 +164,7 @@ class ResidualPolicy(Policy):
         base_action: Array | Tensor | None,
         noise: Array | Tensor | None,
     ) -> Tensor:
-        """Choose one action (B, d): the base's proposal (B, d), or that with a correction."""
+        """Choose one action (B, d): the base's proposal (B, d), with or without a correction."""
         if base_action is None:
             raise PolicyError("a residual policy needs the base action", got="none")
         proposal = torch.as_tensor(base_action)

@@ -1,4 +1,4 @@
-"""Instructions as tokens, for a policy that follows them."""
+"""Instruction tokeniser for policies that follow instructions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BEGIN = "<bos>"
 
 
 class InstructionTokenizer(nn.Module):
-    """Turns texts into L = `length` token ids, each text once; shorter ones are padded.
+    """Turns texts into L = `length` token ids, with padding; caches each text.
 
-    The file, `tokenizer.json` of the tokenizers library, is a buffer: it travels with the weights,
-    so that a checkpoint alone is enough, and a description in JSON does not carry a vocabulary.
+    The file, a `tokenizer.json` of the tokenizers library, is a buffer. It is saved with the
+    weights, so a checkpoint is complete and its JSON description has no vocabulary.
     """
 
     file: Tensor
@@ -33,21 +33,21 @@ class InstructionTokenizer(nn.Module):
 
     @classmethod
     def of_file(cls, content: bytes, length: int) -> InstructionTokenizer:
-        """Take the content of a `tokenizer.json`."""
+        """Make a tokeniser from the content of a `tokenizer.json`."""
         tokenizer = cls(len(content), length)
         tokenizer.file.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         return tokenizer
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids of text, without added ids that stand for images and the like."""
+        """Number of text token ids, without added ids for images and so on."""
         return int(self._loaded().get_vocab_size(with_added_tokens=False))
 
     def forward(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Tokenise B instructions: token ids (B, L) int64, and mask (B, L) bool, false at padding.
 
         Raises:
-            PolicyError: An instruction is empty, has more than L tokens or a token that is no
+            PolicyError: An instruction is empty, has more than L tokens or a token that is not
                 text, or the tokeniser has no begin token.
         """
         tokens = np.zeros((len(instructions), self.length), np.int64)
@@ -69,7 +69,7 @@ class InstructionTokenizer(nn.Module):
                 expected="what the robot is to do, in words",
                 hint="record with task.environment.instruction=TEXT, or take another policy",
             )
-        # The models were trained on a begin token, which not every file adds by itself, and on
+        # The models were trained with a begin token, which not every file adds, and with
         # instructions that end with a line break.
         line = text if text[-1] == "\n" else f"{text}\n"
         encoded = self._loaded().encode(line, add_special_tokens=False)
@@ -99,7 +99,7 @@ class InstructionTokenizer(nn.Module):
         return ids
 
     def _loaded(self) -> Any:
-        if self._tokenizer is None:  # the file arrives after the module is made
+        if self._tokenizer is None:  # the file is loaded after the module is made
             tokenizers = require("tokenizers", "vla")
             content = self.file.cpu().numpy().tobytes()
             try:
@@ -116,7 +116,7 @@ class InstructionTokenizer(nn.Module):
 
 
 def read_tokenizer(source: str) -> bytes:
-    """Read `tokenizer.json` of a folder, or of a repository on the hub.
+    """Read `tokenizer.json` from a folder or a repository on the hub.
 
     Raises:
         PolicyError: There is no such file.

@@ -1,4 +1,4 @@
-"""Layers whose weights come from a given generator, never from the global one."""
+"""Layers with weights drawn from a given generator, never from the global one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
 def convolution(
     inputs: int, outputs: int, kernel: int, generator: torch.Generator, *, stride: int = 1
 ) -> nn.Conv1d:
-    """Make a convolution (B, inputs, L) → (B, outputs, L / stride), drawn as `linear` is.
+    """Make a convolution (B, inputs, L) → (B, outputs, L / stride), drawn as in `linear`.
 
-    The kernel's width is odd; the ends are padded with zeros.
+    The kernel width is odd; the ends are zero-padded.
     """
     layer = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, device="meta")
     return drawn(layer, (inputs * kernel) ** -0.5, generator)
@@ -32,9 +32,9 @@ def convolution(
 def transposed_convolution(
     inputs: int, outputs: int, generator: torch.Generator
 ) -> nn.ConvTranspose1d:
-    """Make a convolution (B, inputs, L) → (B, outputs, 2 L), drawn as `linear` is."""
+    """Make a convolution (B, inputs, L) → (B, outputs, 2 L), drawn as in `linear`."""
     layer = nn.ConvTranspose1d(inputs, outputs, 4, 2, 1, device="meta")
-    # PyTorch's default counts the outputs here: the weight's dimensions are the other way round.
+    # PyTorch's default bound counts outputs here, because the weight is transposed.
     return drawn(layer, (outputs * 4) ** -0.5, generator)
 
 
@@ -54,8 +54,8 @@ def mlp(
         inputs: Width of the input.
         hidden: Widths of the hidden layers.
         outputs: Width of the output.
-        generator: Source of the initial weights.
-        activation: Of the hidden layers.
+        generator: Draws the initial weights.
+        activation: Activation of the hidden layers.
         layer_norm: LayerNorm between each hidden linear layer and its activation.
         zero_last_layer: Start with an output of exactly zero for every input.
     """
@@ -74,9 +74,9 @@ def mlp(
 
 
 def drawn(layer: Layer, bound: float, generator: torch.Generator) -> Layer:
-    """Draw the weights of a layer on the meta device uniformly from ±bound.
+    """Draw the weights of a meta-device layer uniformly from ±bound.
 
-    Made elsewhere, its constructor would have drawn from the global generator.
+    On another device its constructor would draw from the global generator.
     """
     layer = layer.to_empty(device="cpu")
     with torch.no_grad():
@@ -87,7 +87,7 @@ def drawn(layer: Layer, bound: float, generator: torch.Generator) -> Layer:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to a device; to a GPU through pinned memory, so that the CPU does not wait."""
+    """Move a tensor to a device; pin its memory for a GPU, so that the CPU does not wait."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -101,7 +101,7 @@ def seeded(seed: int) -> torch.Generator:
 def standard_normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw N(0, 1) of `shape` with the dtype and device of `like`.
 
-    The draw is made on the generator's device, so one seed gives one noise on every device.
+    Draws on the generator's device, so a seed gives the same noise on every device.
     """
     noise = torch.randn(shape, dtype=like.dtype, generator=generator, device=generator.device)
     return to_device(noise, like.device)
@@ -111,7 +111,7 @@ ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
 
 def power_decay(step: int) -> float:
-    """The decay of an average at an update, as Diffusion Policy has it."""
+    """Return the EMA decay at an update, as in Diffusion Policy."""
     return float(min(1 - (1 + step) ** -0.75, 0.9999))
 
 
@@ -126,22 +126,21 @@ def move_towards(target: nn.Module, source: nn.Module, rate: float) -> None:
 class EMA(Generic[ModuleType]):
     """An averaged copy of a module: average ← decay · average + (1 - decay) · source.
 
-    The decay is `power_decay` of the number of updates made so far.
-    Buffers are copied, not averaged. Networks with BatchNorm do not survive averaging; this package
-    has none. `model` is the copy, whose parameters take no gradient. It shares the parameters that
-    the source does not train. `step` is the number of updates made.
+    The decay is `power_decay` of `step`, the number of updates so far. Buffers are copied, not
+    averaged. Averaging breaks networks with BatchNorm; this package has none. `model` is the copy.
+    Its parameters take no gradient, and it shares the source's frozen parameters.
     """
 
     def __init__(self, source: ModuleType) -> None:
         self._source = source
         self.step = 0
-        # Frozen parameters do not move, so a backbone of billions is not copied.
+        # Frozen parameters don't change, so a backbone with billions of them is not copied.
         frozen = {id(p): p for p in source.parameters() if not p.requires_grad}
         self.model: ModuleType = copy.deepcopy(source, frozen).requires_grad_(False)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the source's present parameters."""
+        """Move the average towards the source's current parameters."""
         move_towards(self.model, self._source, 1 - power_decay(self.step))
         for averaged, current in zip(self.model.buffers(), self._source.buffers(), strict=True):
             averaged.copy_(current)
@@ -149,7 +148,7 @@ class EMA(Generic[ModuleType]):
 
 
 def warm_up_cosine(step: int, warm_up: int, updates: int) -> float:
-    """Give the factor of the learning rate at an update: linear from 0, then a cosine to 0."""
+    """Return the learning-rate factor at an update: linear from 0, then a cosine to 0."""
     if step < warm_up:
         return (step + 1) / warm_up
     progress = (step - warm_up) / max(updates - warm_up, 1)

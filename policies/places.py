@@ -1,8 +1,8 @@
-"""Where code comes from: robot_rl's own packages, plug-ins, and folders that the user names.
+"""Where code comes from: robot_rl's own packages, plug-ins, and the user's folders.
 
-`ROBOT_RL_PATH` holds those folders; `--config-dir`, and a cell on the command line, add to it. A
-run or a checkpoint never adds code: it may be from another machine. Plug-ins and folders have one
-layout: Python modules, and `configs/` with files for the groups of robot_rl's own.
+`ROBOT_RL_PATH` lists those folders; `--config-dir` and a cell on the command line add to it. A run
+or checkpoint never adds code, because it may come from another machine. Plug-ins and folders share
+one layout: Python modules, and `configs/` with files for robot_rl's config groups.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 from policies.errors import RobotRLError
 
 PATH_VARIABLE = "ROBOT_RL_PATH"
-"""Folders of the user's own, separated as in PATH; child processes inherit it."""
+"""The user's folders, separated as in PATH; child processes inherit it."""
 
 PACKAGES_VARIABLE = "ROBOT_RL_PACKAGES"
-"""Installed packages with environments that the user has named; child processes inherit it."""
+"""Installed packages with environments, named by the user; child processes inherit it."""
 
 ENTRY_POINTS = "robot_rl.plugins"
 EXTRAS = "robot_rl.extras"
@@ -34,15 +34,15 @@ class RegistryError(RobotRLError):
 
 
 def folders() -> tuple[Path, ...]:
-    """Return the folders of `ROBOT_RL_PATH`, absolute.
+    """Return the folders of `ROBOT_RL_PATH` as absolute paths.
 
     Raises:
-        RegistryError: One of them is absent, or has neither modules nor `configs/`.
+        RegistryError: A folder is missing, or has neither modules nor `configs/`.
     """
     named = [text for text in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if text]
     found: dict[Path, None] = {}
     for folder in (Path(text).expanduser().resolve() for text in named):
-        # FOLDER/configs stands for FOLDER.
+        # FOLDER/configs means FOLDER.
         inner = folder.name == "configs" and not (folder / "configs").is_dir()
         found[folder.parent if inner else folder] = None
     for folder in found:
@@ -58,25 +58,25 @@ def folders() -> tuple[Path, ...]:
 
 
 def add_folder(folder: str) -> None:
-    """Put a folder in front of `ROBOT_RL_PATH`, for this process and its children.
+    """Prepend a folder to `ROBOT_RL_PATH`, for this process and its children.
 
     Raises:
-        RegistryError: It is absent, or has neither modules nor `configs/`.
+        RegistryError: It is missing, or has neither modules nor `configs/`.
     """
     before = os.environ.get(PATH_VARIABLE, "")
     os.environ[PATH_VARIABLE] = f"{folder}{os.pathsep}{before}"
-    # Absolute: a child may work in another folder.
+    # Absolute, because a child may run in another folder.
     os.environ[PATH_VARIABLE] = os.pathsep.join(str(each) for each in folders())
 
 
 def add_package(name: str) -> None:
-    """Let environments of an installed package be imported, by this process and its children."""
+    """Allow this process and its children to import environments of an installed package."""
     known = [each for each in os.environ.get(PACKAGES_VARIABLE, "").split(os.pathsep) if each]
     os.environ[PACKAGES_VARIABLE] = os.pathsep.join(dict.fromkeys([*known, name.partition(".")[0]]))
 
 
 def may_import(name: str) -> bool:
-    """Whether a module is in the registry, or in a package of `add_package`."""
+    """Whether a module is in the registry or in a package added with `add_package`."""
     named = os.environ.get(PACKAGES_VARIABLE, "").split(os.pathsep)
     return is_registered(name) or name.partition(".")[0] in named
 
@@ -90,8 +90,8 @@ def config_folders() -> tuple[Path, ...]:
 
 @functools.cache
 def plugin_packages() -> tuple[str, ...]:
-    """The names of the plug-in packages: robot_rl's own extras, then those of entry points."""
-    from importlib.metadata import entry_points  # late: it takes a moment
+    """Return the plug-in packages: robot_rl's own extras, then those from entry points."""
+    from importlib.metadata import entry_points  # late: slow to import
 
     extras = importlib.util.find_spec(EXTRAS)
     places = extras.submodule_search_locations if extras is not None else None
@@ -101,22 +101,22 @@ def plugin_packages() -> tuple[str, ...]:
 
 
 def make_importable(module_name: str) -> Path | None:
-    """Let a module in a folder of the user's own be imported; returns that folder."""
+    """Make a module in a user folder importable; return that folder."""
     root = module_name.partition(".")[0]
     folder = None if root in OWN_PACKAGES else _own_folder(root)
     if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # last: it hides no other module
+        sys.path.append(str(folder))  # last, so that it hides no other module
     return folder
 
 
 def _own_folder(root: str) -> Path | None:
-    """The folder of `ROBOT_RL_PATH` that has this module or package."""
+    """Return the folder of `ROBOT_RL_PATH` that has this module or package."""
     own = (f for f in folders() if (f / f"{root}.py").is_file() or (f / root).is_dir())
     return next(own, None)
 
 
 def is_registered(name: str) -> bool:
-    """Whether a dotted name is in robot_rl, a plug-in or a folder of the user's own."""
+    """Whether a dotted name is in robot_rl, a plug-in or a user folder."""
     root = name.partition(".")[0]
     return root in OWN_PACKAGES or _own_folder(root) is not None or root in plugin_packages()
 
@@ -125,7 +125,7 @@ def imported(name: str, module_name: str) -> Any:
     """Import the module of a dotted name.
 
     Raises:
-        RegistryError: It is not in the registry, or cannot be imported.
+        RegistryError: It is not in the registry or cannot be imported.
     """
     root = module_name.partition(".")[0]
     if not is_registered(module_name):
@@ -144,10 +144,10 @@ def imported(name: str, module_name: str) -> Any:
         module = importlib.import_module(module_name)
     except RobotRLError:
         raise
-    except Exception as error:  # the code of a user may raise anything
+    except Exception as error:  # user code may raise anything
         got, hint = repr(error), "fix that module, or install what it imports"
         if isinstance(error, ModuleNotFoundError):
-            # The module itself, or a package that it imports, is missing.
+            # Either the module itself or a package that it imports is missing.
             ours = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
             got, install = f"no module named {error.name!r}", "install the package that provides"
             hint = "check the spelling" if ours else f"{install} {error.name!r}"
@@ -158,7 +158,7 @@ def imported(name: str, module_name: str) -> Any:
 
 
 def _check_not_hidden(root: str, folder: Path) -> None:
-    """Check that no other module of this name was imported in place of the user's."""
+    """Check that the imported module is the user's, not another one of the same name."""
     spec = sys.modules[root].__spec__
     places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
     if not any(place and Path(place).resolve().is_relative_to(folder) for place in places):

@@ -1,4 +1,4 @@
-"""The base classes of policies."""
+"""Base classes of policies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from policies.errors import PolicyError
 
 
 class Policy(nn.Module, ABC):
-    """An encoder and networks that give one action a step.
+    """An encoder and networks that choose one action per step.
 
     Attributes:
-        kind: Short name for records and reports; the class's name, where it has none.
-        encoder: Of the observations that the per-step part sees.
+        kind: Short name for records and reports; defaults to the class name.
+        encoder: Encoder of the per-step part's observations.
         action_dimension: Number of action columns d.
-        on_torch: Whether it is a module of torch, which computes on a device.
+        on_torch: Whether it is a torch module, which computes on a device.
     """
 
     kind: ClassVar[str]
@@ -31,7 +31,7 @@ class Policy(nn.Module, ABC):
     action_dimension: int
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Name the class, where it does not do so itself."""
+        """Set `kind` to the class name unless the class sets it."""
         super().__init_subclass__(**options)
         if "kind" not in vars(cls):
             cls.kind = cls.__name__
@@ -49,7 +49,7 @@ class Policy(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any]) -> Policy:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Make a policy of the configured shape; its weights are loaded afterwards."""
 
     @abstractmethod
     def act(
@@ -62,12 +62,12 @@ class Policy(nn.Module, ABC):
 
         Args:
             observation: Name → (B, n, ...shape).
-            base_action: (B, d) proposal of the base at this step, where there is a base.
+            base_action: (B, d) proposal of the base at this step, if there is a base.
             noise: (B, d) of N(0, 1) to sample with; None for the mean.
         """
 
     def acts_as(self, other: object) -> bool:
-        """Whether another policy is of the same class and has the same weights."""
+        """Whether another policy has the same class and weights."""
         if not isinstance(other, Policy) or type(other) is not type(self):
             return False
         mine, theirs = self.state_dict(), other.state_dict()
@@ -84,30 +84,30 @@ class Policy(nn.Module, ABC):
 
     @property
     def observation_steps(self) -> int:
-        """Largest number of consecutive observations that a part of the policy sees."""
+        """Longest observation history that any part of the policy sees."""
         base = self.base
         own = self.encoder.observation_steps
         return max(own, base.encoder.observation_steps) if base else own
 
 
 class ChunkPolicy(Policy):
-    """A policy that plans H actions at a time, and so can be a base.
+    """A policy that plans H actions at a time and can be a base.
 
-    One that can explore has another chunk policy as its attribute `exploring`.
+    A policy that can explore has another chunk policy as its attribute `exploring`.
 
     Attributes:
         horizon: Number of actions H of a chunk.
-        noise_shape: Shape of the N(0, 1) noise of one plan; none where it is not set.
-        conditioned: Whether plans depend on the episode's instruction; it is then found in
-            observations and batches under `INSTRUCTION`.
-        extras: Name → width of a plan's columns beside its actions; rows keep them as
+        noise_shape: Shape of the N(0, 1) noise of one plan; no noise by default.
+        conditioned: Whether plans depend on the episode's instruction. Observations and batches
+            then have it under `INSTRUCTION`.
+        extras: Name → width of a plan's columns besides its actions; rows store them as
             `plan/<name>`.
     """
 
     conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...] = (0,)
-    extras: Mapping[str, int] = {}  # never changed
+    extras: Mapping[str, int] = {}  # read-only
 
     @property
     def base(self) -> ChunkPolicy:
@@ -130,7 +130,7 @@ class ChunkPolicy(Policy):
         base_action: Array | Tensor | None,
         noise: Array | Tensor | None,
     ) -> Tensor:
-        """Give the plan's action at this step (B, d) unchanged; its noise is in the plan."""
+        """Return the plan's action (B, d) at this step unchanged; its noise is in the plan."""
         if base_action is None:
             raise PolicyError("a chunk policy acts by its planned action", got="none")
         return torch.as_tensor(base_action)
@@ -141,11 +141,11 @@ class ChunkPolicy(Policy):
 
     @abstractmethod
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """Give the imitation loss (scalar) of a batch with the columns `cloning_fields`."""
+        """Return the imitation loss (scalar) of a batch with the columns `cloning_fields`."""
 
 
 def describe(policy: Policy) -> dict[str, Any]:
-    """Give JSON values from which `build` makes a policy of the same class and shape.
+    """Return JSON values from which `build` makes a policy of the same class and shape.
 
     Raises:
         RegistryError: Its class is not in the registry, so `build` could not find it.
@@ -157,12 +157,12 @@ def describe(policy: Policy) -> dict[str, Any]:
 
 
 def build(description: Mapping[str, Any], base: ChunkPolicy | None = None) -> Policy:
-    """Make a policy from what `describe` gave, with arbitrary weights.
+    """Make a policy from the output of `describe`, with arbitrary weights.
 
-    A `base` is the policy's, weights and all, in place of a new one of its shape.
+    If `base` is given, the policy uses it with its weights instead of making a new one.
 
     Raises:
-        RegistryError: Its class is not in the registry, or is no policy.
+        RegistryError: Its class is not in the registry, or is not a policy.
         PolicyError: The configuration does not fit the class.
     """
     kind: type[Policy] = registry.find_class(description[registry.CLASS], Policy)

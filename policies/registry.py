@@ -1,15 +1,15 @@
-"""The registry: the classes that a configuration or a checkpoint may name, and how to make them.
+"""The registry: classes that a configuration or checkpoint may name, and how to make them.
 
-A name is the dotted path of a class, such as `robot_rl.env.sim.domain.Domain`. It is looked up in
-robot_rl's own packages, in plug-ins, and in the folders of `ROBOT_RL_PATH`, and nowhere else: see
+A name is the dotted path of a class, such as `robot_rl.env.sim.domain.Domain`. The registry only
+searches robot_rl's own packages, plug-ins and the folders of `ROBOT_RL_PATH`: see
 `policies.places`.
 
-A caller that makes a part gives its family: the base class or the protocol that the class must
-have. The family of a part inside another one is the annotation of its parameter. All names are
-looked up and checked before anything is made, so that a file from elsewhere can name parts, and
-call nothing else. A function makes a part only if it is marked with `factory`.
+The caller passes the family of a part: the base class or protocol that its class must have. The
+family of a nested part is its parameter's annotation. All names are looked up and checked before
+any object is made, so a file from elsewhere can name parts but cannot call other code. A function
+can make a part only if it is marked with `factory`.
 
-Importing this module loads none of them.
+Importing this module does not import the registered classes.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from policies.places import RegistryError as RegistryError
 from policies.places import imported, is_registered
 
 CLASS = "class"
-"""The key with the class of a part that its owner makes later, with `build`."""
+"""Key for the class of a part that its owner makes later, with `build`."""
 
 TARGET = "_target_"
-"""The key with the class of a part, in a configuration."""
+"""Key for the class of a part in a configuration."""
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Part(NamedTuple):
-    """A part that is looked up and checked, but not made yet."""
+    """A part that is looked up and checked but not made yet."""
 
     name: str
     target: Callable[..., Any]
-    signature: inspect.Signature | None  # None: a class of a compiled module
-    values: Mapping[str, Any]  # its arguments; parts among them, in mappings and lists too
+    signature: inspect.Signature | None  # None for a class of a compiled module
+    values: Mapping[str, Any]  # its arguments, with nested parts, also in mappings and lists
 
 
 def factory(function: Function) -> Function:
     """Let a configuration name this function instead of the class that it returns.
 
-    On a class method it stands below `classmethod`.
+    On a class method, put it below `classmethod`.
     """
     function.makes_part = True  # type: ignore[attr-defined]
     return function
 
 
 def find(name: object, family: type[T], *others: type[Any]) -> Callable[..., T]:
-    """Return the class, or the factory, of a dotted name, which is of one of the families.
+    """Return the class or factory with a dotted name; it must belong to one of the families.
 
-    A class belongs to a family if it inherits from that base class, or has the methods of that
+    A class belongs to a family if it inherits from the base class or has the methods of the
     protocol. A factory belongs to the family of its return annotation.
 
     Raises:
-        RegistryError: It is not in the registry, cannot be imported, or is not of the family.
+        RegistryError: It is not in the registry, cannot be imported, or is of another family.
     """
     module_name, dot, attribute = str(name).rpartition(".")
     if not dot:
@@ -101,7 +101,7 @@ def name_of(made: type) -> str:
     """Return the name under which `find` finds a class.
 
     Raises:
-        RegistryError: Another class has this name: what is saved under it could not be read.
+        RegistryError: Another class has this name, so a saved part could not be read again.
     """
     name = f"{made.__module__}.{made.__qualname__}"
     if find(name, made) is not made:
@@ -112,13 +112,13 @@ def name_of(made: type) -> str:
 def make(config: Mapping[str, Any], family: type[T], **arguments: Any) -> T:
     """Make the part of a family that a configuration describes.
 
-    `config["_target_"]` names its class, the other keys are its arguments. The configuration is a
-    dict or a Hydra node. Mappings in it with a `_target_` of their own are parts of the part, and
-    made first. Further arguments replace those of the configuration.
+    `config["_target_"]` names its class; the other keys are its arguments. The configuration is a
+    dict or a Hydra node. Nested mappings with a `_target_` are parts too, and are made first.
+    `arguments` override those of the configuration.
 
     Raises:
-        RegistryError: Without `_target_`, as `find`, and for unknown or missing arguments. Then
-            nothing was made.
+        RegistryError: No `_target_`, unknown or missing arguments, or as `find`. No object was
+            made then.
     """
     part = _looked_up(_described(config), (family,), arguments)
     _check_complete(part)
@@ -127,10 +127,10 @@ def make(config: Mapping[str, Any], family: type[T], **arguments: Any) -> T:
 
 
 def try_parts(config: Mapping[str, Any], family: type[Any]) -> None:
-    """Make only the parts of a part, which check their arguments.
+    """Make only the nested parts of a part, so that they check their arguments.
 
     Raises:
-        RobotRLError: As `make`, or one of theirs.
+        RobotRLError: As `make`, or an error of a nested part.
     """
     for inner in _inner(_looked_up(_described(config), (family,), {}).values):
         _check_complete(inner)
@@ -138,7 +138,7 @@ def try_parts(config: Mapping[str, Any], family: type[Any]) -> None:
 
 
 def build(family: type[T], config: Mapping[str, Any], **arguments: Any) -> T:
-    """Make a part with the class `config["class"]`, such as a denoiser; its owner adds arguments.
+    """Make a part of the class `config["class"]`, such as a denoiser; its owner adds arguments.
 
     Raises:
         RegistryError: As `make`.
@@ -154,7 +154,7 @@ def takes(config: Mapping[str, Any], family: type[Any], argument: str) -> bool:
 
 
 def check_arguments(config: Mapping[str, Any], family: type[Any]) -> None:
-    """Check all that `make` would, except missing arguments. Nothing is made.
+    """Check what `make` checks, except missing arguments, without making the part.
 
     Raises:
         RegistryError: As `make`.
@@ -163,7 +163,7 @@ def check_arguments(config: Mapping[str, Any], family: type[Any]) -> None:
 
 
 def _is_ours(target: Any) -> bool:
-    """Whether code of the registry defines it: `my_task.Popen` is merely imported there."""
+    """Whether registry code defines it, rather than only imports it (`my_task.Popen`)."""
     return callable(target) and is_registered(str(getattr(target, "__module__", "")))
 
 
@@ -189,7 +189,7 @@ def _described(config: Mapping[str, Any]) -> dict[str, Any]:
 def _looked_up(
     config: Mapping[str, Any], families: Sequence[type], arguments: Mapping[str, Any]
 ) -> _Part:
-    """Look up a part of one of the families, and its own parts; nothing is made."""
+    """Look up a part of one of the families and its nested parts, without making them."""
     name, values = str(config[TARGET]), {**config, **arguments}
     del values[TARGET]
     target: Callable[..., Any] = find(name, *families)
@@ -208,7 +208,7 @@ def _has_parts(value: Any) -> bool:
 
 
 def _parts_in(value: Any, families: Sequence[type], where: str) -> Any:
-    """Look up the parts in a value, which mappings and lists may hold."""
+    """Look up the parts in a value, also inside mappings and lists."""
     if isinstance(value, list):
         return [_parts_in(item, families, where) for item in value]
     if not isinstance(value, Mapping):
@@ -226,7 +226,7 @@ def _parts_in(value: Any, families: Sequence[type], where: str) -> Any:
 
 
 def _families(annotation: Any) -> Iterator[type]:
-    """The classes of the registry in an annotation such as `Sequence[Camera] | None`."""
+    """Yield the registry classes in an annotation such as `Sequence[Camera] | None`."""
     if isinstance(annotation, type) and _is_ours(annotation):
         yield annotation
     for argument in get_args(annotation):
@@ -234,10 +234,10 @@ def _families(annotation: Any) -> Iterator[type]:
 
 
 def _annotation(target: Any, parameter: str) -> Any:
-    """The annotation of a parameter, or of `return`; None where it is not known at run time."""
+    """Return the annotation of a parameter or of `return`; None if unknown at run time."""
     for kind in target.__mro__ if isinstance(target, type) else (target,):
         own = getattr(kind, "__dict__", {})
-        # The fields of a dataclass are its arguments; some may be those of another module.
+        # A dataclass's fields are its arguments; some may be defined in another module.
         place = kind if "__dataclass_fields__" in own else own.get("__init__", kind)
         annotations = getattr(place, "__annotations__", {})
         if parameter in annotations:
@@ -258,7 +258,7 @@ def _methods(protocol: type) -> list[str]:
 
 
 def _lacking(kind: Any, family: type) -> list[str] | None:
-    """None for a class of the family; else the methods of a protocol that it lacks."""
+    """Return the protocol methods that a class lacks; None if it belongs to the family."""
     if not isinstance(kind, type):
         return []
     if not _is_protocol(family):
@@ -308,7 +308,7 @@ def _made(value: Any) -> Any:
 def _checked_signature(
     name: str, target: Callable[..., Any], values: Mapping[str, Any]
 ) -> inspect.Signature | None:
-    """The signature, None where it is unknown; `RegistryError` for an unknown argument."""
+    """Return the signature, None if unknown; `RegistryError` for an unknown argument."""
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The only owner of observation history, chunk queue and random numbers of a running policy."""
+"""Run policies: observation history, chunk queue and random numbers live only here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The columns of the final row of an episode."""
+    """Columns of an episode's final row."""
 
     base_action: Floats  # (slots, d) float32, the base's proposal; zero without a base
-    features: dict[str, Array]  # `Behaviour.features` of the slots; empty where none is active
+    features: dict[str, Array]  # `Behaviour.features` of the slots; empty if no slot is active
 
 
 @dataclass(frozen=True)
@@ -40,43 +40,44 @@ class Decision(Conclusion):
     # (slots,) int16, position in the base's chunk; 0 without a base.
     chunk_index: npt.NDArray[np.int16]
     version: npt.NDArray[np.int64]  # (slots,) int64, version of the behaviour that acted
-    # (slots,) bool, whether the policy's base acted, without noise.
+    # (slots,) bool, true if only the policy's base acted, without noise.
     base_alone: npt.NDArray[np.bool_]
-    noiseless: npt.NDArray[np.bool_]  # (slots,) bool, whether nothing was drawn or added to explore
+    # (slots,) bool, true if the policy was not sampled and no noise was added.
+    noiseless: npt.NDArray[np.bool_]
 
 
 @dataclass
 class RunningEpisode:
-    """The state of one running episode: its behaviour, noise, history and queue of actions."""
+    """State of one running episode: behaviour, noise, history and action queue."""
 
-    behaviour: Behaviour  # acts in it; a newer one takes over where `at_boundary` holds
-    # Source of the noise of plans, which alone can be repeated along a recording.
+    behaviour: Behaviour  # acts in the episode; a newer one replaces it at a boundary
+    # Generator for plan noise, separate from step noise so that `label` can repeat it.
     plan_noise: np.random.Generator
-    step_noise: np.random.Generator  # source of the noise of steps
+    step_noise: np.random.Generator  # generator for step noise
     exploration_draw: float  # uniform in [0, 1): see `Exploration.in_episode`
     instruction: str  # the task in words; may be empty
-    # (execute_steps or more, d), the planned actions; None before the first plan.
+    # (execute_steps or more, d), planned actions; None if there is no plan.
     chunk: Floats | None = None
-    position: int = 0  # of the next action in the chunk
-    # Name → (width,), what rows keep of that plan: see `ChunkPolicy.extras`.
+    position: int = 0  # index of the next action in the chunk
+    # Name → (width,), columns of the plan that rows store: see `ChunkPolicy.extras`.
     extras: dict[str, Floats] = field(default_factory=dict)
-    # Name → (n, ...shape), the latest observations that its policies have seen, oldest first.
+    # Name → (n, ...shape), latest observations, oldest first.
     seen: dict[str, Array] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, behaviour: Behaviour, seed: int, instruction: str) -> RunningEpisode:
-        """Begin an episode whose noise follows from a seed."""
+        """Start an episode with all noise derived from a seed."""
         plan, step, draw = map(np.random.default_rng, np.random.SeedSequence(int(seed)).spawn(3))
         return cls(behaviour, plan, step, draw.random(), instruction)
 
     @property
     def exploration(self) -> Exploration:
-        """How it explores."""
+        """Exploration of this episode."""
         return self.behaviour.exploration.in_episode(self.exploration_draw)
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the queue is empty, so that the next step starts something new."""
+        """Whether the chunk queue is empty; always true without chunks."""
         return self.chunk is None or self.position >= self.behaviour.execute_steps
 
 
@@ -84,22 +85,22 @@ class PolicyRunner:
     """Runs a behaviour in several episodes (slots) side by side, with a receding horizon.
 
     Each slot draws from generators seeded by its own episode seed, so an episode's noise does
-    not depend on the other slots. Planning of all slots that need it is one network call.
+    not depend on the other slots. All slots that need a plan share one network call.
     """
 
     def __init__(self, behaviour: Behaviour, slots: int = 1) -> None:
         self.slots = slots
-        self.behaviour = behaviour  # the newest, which slots switch to at their next boundary
+        self.behaviour = behaviour  # the latest; slots switch to it at their next boundary
         self._running: list[RunningEpisode | None] = [None] * slots
         self._all = np.arange(slots)
 
     def set_behaviour(self, behaviour: Behaviour) -> None:
         """Switch to new weights at each slot's next chunk or episode boundary.
 
-        Without chunks every step is a boundary. May be called from another thread.
+        Without chunks every step is a boundary. Can be called from another thread.
 
         Raises:
-            PolicyError: The new behaviour has other action columns, or another image encoder.
+            PolicyError: The new behaviour has different action columns or image encoder.
         """
         now = self.behaviour
         self.behaviour = behaviour.expect(
@@ -113,10 +114,9 @@ class PolicyRunner:
         seeds: Sequence[int],
         instructions: Sequence[str] | None = None,
     ) -> None:
-        """Start episodes in some slots, or all: history and chunk queue are emptied.
+        """Start episodes in some or all slots, with empty history and chunk queue.
 
-        Each slot gets its episode's seed, non-negative, and its instruction, which conditioned
-        policies need.
+        Each slot needs a non-negative seed. Conditioned policies also need an instruction.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
         texts = [""] * len(rows) if instructions is None else list(instructions)
@@ -131,14 +131,14 @@ class PolicyRunner:
     def act(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
     ) -> Decision:
-        """Choose the actions of one step in the `active` (slots,) of them, or all.
+        """Choose the actions of one step for the slots in the mask `active` (slots,), or all.
 
         Observations are (slots, ...shape) by name; rows of inactive slots are not read.
 
         Raises:
             PolicyError: A slot was not reset, or the observation or the policy's output has
-                another shape, or is not finite. Chunks are dropped then, so that
-                the next call plans again.
+                the wrong shape or is not finite. After a bad observation the chunks are dropped,
+                so the next call plans again.
         """
         rows = self._all if active is None else np.flatnonzero(active)
         dimension = self.behaviour.policy.action_dimension
@@ -168,15 +168,15 @@ class PolicyRunner:
             members = [episodes[index] for index in part]
             seen = windows if len(part) == len(rows) else _parts(windows, part)
             _act_in(members, seen, rows[part], acted)
-        for index, episode in enumerate(episodes):  # copies: a camera may write to the same memory
+        for index, episode in enumerate(episodes):  # copy: a camera may reuse the memory
             episode.seen = {name: window[index].copy() for name, window in windows.items()}
         return acted
 
     def observe_override(self, slots: Sequence[int] | None = None) -> None:
-        """Drop the chunks of slots in which an operator's action was executed.
+        """Drop the chunks of slots that executed an operator's action.
 
-        A chunk was planned for another course. While the take-over lasts `act` plans at every
-        step, and the hand-back starts from the fresh history.
+        Those chunks were planned for another course. During the take-over `act` plans at every
+        step, so the hand-back starts from fresh history.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
         for episode in self._episodes(rows):
@@ -185,16 +185,16 @@ class PolicyRunner:
     def conclude(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
     ) -> Conclusion:
-        """Give the base's proposals and the features for observations that are not acted on.
+        """Return the base's proposals and the features for observations without acting.
 
-        It takes what `act` takes. It is for the final observation of an episode, whose row needs a
-        true base action, and changes nothing: history, queue and generators stay as they are.
+        Arguments are as for `act`. Use it for the final observation of an episode, whose row needs
+        a true base action. History, queue and generators don't change.
         """
         rows = self._all if active is None else np.flatnonzero(active)
         proposals = np.zeros((self.slots, self.behaviour.policy.action_dimension), np.float32)
         if not len(rows):
             return Conclusion(proposals, {})
-        # Copies: planning for them draws from copied generators and fills copied queues.
+        # Plan on copies, so that generators and queues don't change.
         episodes = [
             replace(episode, plan_noise=copy.deepcopy(episode.plan_noise))
             for episode in self._episodes(rows)
@@ -207,11 +207,11 @@ class PolicyRunner:
         return Conclusion(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
-        """Give the base's proposals (T + 1, d) along a recorded episode, at the deployed cadence.
+        """Return the base's proposals (T + 1, d) along a recorded episode at the deployed cadence.
 
-        It equals running the base from a reset with that seed and instruction while the
-        observations come from the recording, (T + 1, ...shape) by name, the final one included; all
-        plans are one network call.
+        Equals running the base from a reset with this seed and instruction on the recorded
+        observations: name → (T + 1, ...shape), final one included. All plans share one network
+        call.
 
         Raises:
             PolicyError: The recording lacks an observation, or one is not finite.
@@ -225,7 +225,7 @@ class PolicyRunner:
             check_numbers(name, values)
         rows = min(map(len, columns.values()))
         at = np.arange(0, rows, behaviour.execute_steps)
-        # Before the episode its first row is repeated.
+        # Pad the history with the first row.
         seen = np.maximum(at[:, None] + np.arange(1 - base.encoder.observation_steps, 1), 0)
         episode = RunningEpisode.begin(behaviour, seed, instruction)
         chunks, _ = _plan(base, [episode] * len(at), _parts(columns, seen))
@@ -235,10 +235,10 @@ class PolicyRunner:
     def _see(
         self, observation: Mapping[str, Array], rows: Rows, episodes: Sequence[RunningEpisode]
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """`Behaviour.features` of the slots `rows` (r,), and the histories of what policies see.
+        """Return `Behaviour.features` and the observation histories of the slots `rows` (r,).
 
-        Features are (slots, ...), zero in other slots. A history ends with this observation, and is
-        not kept: name → (r, n, ...shape).
+        Features are (slots, ...), zero in other slots. Histories are name → (r, n, ...shape), end
+        with this observation, and are not stored here.
         """
         behaviour, found = self.behaviour, dict(observation)
         cameras = () if behaviour.vision is None else behaviour.vision.cameras
@@ -265,7 +265,7 @@ class PolicyRunner:
             if steps == 1:
                 windows[name] = new[:, None]  # not copied
                 continue
-            # The last observations with the new one; the first that is known is repeated.
+            # Append the new observation; pad with the oldest known one.
             pairs = [(seen, new[at : at + 1]) for at, seen in enumerate(known)]
             joined = [one if seen is None else np.concatenate([seen, one]) for seen, one in pairs]
             last = np.arange(-steps, 0)
@@ -281,7 +281,7 @@ class PolicyRunner:
 
 
 def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
-    """Split the positions of episodes by behaviour and exploration."""
+    """Group episode indices by behaviour and exploration."""
     groups: dict[tuple[int, Exploration], list[int]] = {}
     for index, episode in enumerate(episodes):
         groups.setdefault((id(episode.behaviour), episode.exploration), []).append(index)
@@ -291,9 +291,9 @@ def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
 def _act_in(
     episodes: Sequence[RunningEpisode], windows: dict[str, Array], rows: Rows, acted: Decision
 ) -> None:
-    """Act in r episodes of the slots `rows` (r,), which share behaviour and exploration.
+    """Act in r episodes (slots `rows`) that share behaviour and exploration.
 
-    The windows are (r, n, ...shape), oldest first; the slots' rows of `acted` are filled.
+    Windows are (r, n, ...shape), oldest first. Fills the slots' rows of `acted`.
     """
     behaviour = episodes[0].behaviour
     policy, exploration = behaviour.policy, episodes[0].exploration
@@ -323,7 +323,7 @@ def _act_in(
 
 
 def _planner(episode: RunningEpisode) -> ChunkPolicy | None:
-    """The policy whose chunks an episode executes or corrects; None without chunks."""
+    """Return the policy whose chunks an episode executes or corrects; None without chunks."""
     policy, mode = episode.behaviour.policy, episode.exploration.mode
     if mode == "base" or not plans_chunks(policy):
         return policy.base
@@ -334,7 +334,7 @@ def _planner(episode: RunningEpisode) -> ChunkPolicy | None:
 def _advance(
     planner: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
 ) -> Floats:
-    """Plan where a chunk is used up, and take the next proposal (r, d) of each episode."""
+    """Plan for episodes with an empty queue; return each episode's next proposal (r, d)."""
     due = np.array([episode.at_boundary for episode in episodes])
     if due.any():
         planning = [episode for episode in episodes if episode.at_boundary]
@@ -354,9 +354,9 @@ def _advance(
 def _plan(
     planner: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Plan chunks (r, H, d) for r episodes in one network call; one may stand there twice.
+    """Plan chunks (r, H, d) for r episodes, repeats allowed, in one network call.
 
-    With them what rows keep of each, by name: (r, width).
+    Also returns the plan columns that rows store: name → (r, width).
     """
     noise = normal([episode.plan_noise for episode in episodes], planner.noise_shape)
     seen = _parts(windows, np.s_[:, -planner.encoder.observation_steps :])
@@ -373,12 +373,12 @@ def _plan(
 
 
 def _inference() -> AbstractContextManager[Any]:
-    """Compute without gradients; an exported policy does so without torch."""
+    """Disable gradients; a no-op if torch is not loaded, as with an exported policy."""
     return torch.inference_mode() if (torch := sys.modules.get("torch")) else nullcontext()
 
 
 def _made(policy: Policy, what: str, made: Any, shape: tuple[int, ...]) -> Floats:
-    """Check the output of a policy: an array of this shape, all of it finite."""
+    """Check that a policy's output has this shape and is finite; return it as an array."""
     array: Floats = made if isinstance(made, np.ndarray) else made.cpu().numpy()
     who = f"{type(policy).__name__} made {what}"
     if array.shape != shape:
@@ -390,10 +390,10 @@ def _made(policy: Policy, what: str, made: Any, shape: tuple[int, ...]) -> Float
 
 
 def _of_rows(array: Array, rows: Rows) -> Array:
-    """Some rows of an array (slots, ...), in ascending order; not copied if these are all."""
+    """Select rows of an array (slots, ...), ascending; no copy if all are selected."""
     return array if len(rows) == len(array) else np.asarray(array[rows])
 
 
 def _parts(windows: dict[str, Array], part: Any) -> dict[str, Array]:
-    """Take a part, such as some rows by position or mask, of every observation."""
+    """Index every observation, for example by row positions or a mask."""
     return {name: window[part] for name, window in windows.items()}

@@ -1,7 +1,7 @@
-"""From camera images to one more observation: features that the rest of a policy sees as a state.
+"""Image encoder: turns camera images into features that the rest of a policy sees as state.
 
-An `ImageEncoder` is trained while demonstrations are cloned, and then frozen. Its features are
-stored with each row, so that learning from pixels online costs no more than from states.
+An `ImageEncoder` is trained during behaviour cloning and then frozen. Its features are stored with
+each row, so online learning from pixels costs no more than from states.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from policies.encoders import ObservationBatch, camera_image, image_pixels
 from policies.errors import PolicyError
 from policies.networks import linear, seeded
 
-# Position (m) and rotation vector (rad) that are left to the end of a demonstration.
+# Remaining translation (m) and rotation vector (rad) to the end of a demonstration.
 REMAINING_MOTION = 6
 _TRANSLATION = 3
 
@@ -31,26 +31,26 @@ Array = npt.NDArray[Any]
 
 
 class ImageEncoder(nn.Module):
-    """One backbone for all cameras, whose outputs are joined into a few features.
+    """One backbone for all cameras, with the outputs joined into a few features.
 
-    They are few on purpose: from many features a critic recognises each scene, and remembers how
-    its episodes went. Besides its features the encoder estimates the motion that is left to the
-    end of the demonstration, which needs no label but the robot's own pose. The estimate is among
-    the features, and its translation once more as tanh(translation / fine_scale), so that the last
-    millimetres are not small numbers.
+    The number of features is small on purpose. With many, a critic recognises each scene and
+    memorises how its episodes went. The encoder also estimates the remaining motion to the end of
+    the demonstration; the robot's pose is the only label that this needs. The estimate is part of
+    the features. Its translation appears a second time as tanh(translation / fine_scale), so that
+    the last millimetres are not small numbers.
 
     Args:
-        cameras: Observation name → shape (height, width, 3) of its images; others are ignored.
+        cameras: Observation name → image shape (height, width, 3); others are ignored.
         backbone: ``class`` and options of the backbone; see `policies.backbones`.
         hidden: Width of the layer that joins the cameras.
-        features: Number of features, beside the estimate.
-        motion_scale: Unit of the estimate: metres, then radians, (2,). None: it estimates no
-            motion, for a robot that measures no pose.
-        fine_scale: Translation [m] at which the fine estimate begins to saturate.
-        generator: Source of the initial weights.
+        features: Number of features besides the estimate.
+        motion_scale: Unit of the estimate: metres, then radians, (2,). None disables the estimate,
+            for a robot that measures no pose.
+        fine_scale: Translation [m] at which the fine estimate starts to saturate.
+        generator: Draws the initial weights.
 
     Attributes:
-        sees: How the names of the observations begin that it is for.
+        sees: Prefix of the observation names that it encodes.
     """
 
     sees: ClassVar[str] = "images/"
@@ -83,7 +83,7 @@ class ImageEncoder(nn.Module):
         self.motion_scale = [float(value) for value in motion_scale or ()] or None
         self.fine_scale = float(fine_scale)
         self.backbone = registry.build(Backbone, backbone, generator=generator)
-        # Loaded weights are weights like others: a checkpoint must not need the file again.
+        # The checkpoint stores loaded weights too, so it must not need their file again.
         self._backbone_config = {key: v for key, v in backbone.items() if key != "weights"}
         joined = self.backbone.features * len(self.cameras)
         self.join = nn.Sequential(linear(joined, self.hidden, generator), nn.ReLU())
@@ -110,17 +110,17 @@ class ImageEncoder(nn.Module):
 
     @property
     def identifier(self) -> int:
-        """A number (int64) that follows from configuration and weights, and marks its features."""
+        """int64 hash of configuration and weights, which identifies the encoder's features."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return int.from_bytes(digest.digest()[:8], "little", signed=True)
 
     def forward(self, images: ObservationBatch) -> Tensor:
-        """Encode images uint8 (..., H, W, 3) by observation name to float32 (..., features).
+        """Encode uint8 images (..., H, W, 3) by observation name to float32 (..., features).
 
         Raises:
-            PolicyError: A camera is missing, or has images of another size.
+            PolicyError: A camera is missing or has images of another size.
         """
         parts = []
         lead: tuple[int, ...] = ()
@@ -139,12 +139,12 @@ class ImageEncoder(nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        """A weight that has the encoder's device and dtype."""
+        """A weight with the encoder's device and dtype."""
         first, *_ = self.join.parameters()
         return first
 
     def _check(self, name: str, shape: Sequence[int]) -> None:
-        """Raise `PolicyError` where a camera gives something else."""
+        """Raise `PolicyError` if a camera does not provide RGB images."""
         if len(shape) != 3 or shape[-1] != 3:
             raise PolicyError(
                 f"the camera {name!r} gives no RGB images", got=shape, expected="(H, W, 3)"
@@ -157,28 +157,28 @@ class ImageEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, images: ObservationBatch) -> Array:
-        """Encode images to what replay stores: features rounded to float16, (..., features)."""
+        """Encode images to the float16 features (..., features) that replay stores."""
         rounded: Array = self(images).to(torch.float16).cpu().numpy()
         return rounded
 
     def remaining_motion(self, features: Tensor) -> Tensor:
-        """The estimate within features: (..., 6), in units of `motion_scale`, which is given."""
+        """Return the estimate in features: (..., 6), in units of `motion_scale`, not None."""
         return features[..., -REMAINING_MOTION:]
 
     def scaled_motion(self, motion: Tensor) -> Tensor:
-        """Turn motions (..., 6) [m, rad] into the estimate's units."""
+        """Convert motions (..., 6) [m, rad] to the estimate's units."""
         assert self.motion_scale is not None
         metres, radians = self.motion_scale
         return motion / motion.new_tensor([metres] * 3 + [radians] * 3)
 
 
 def build_image_encoder(config: Mapping[str, Any]) -> ImageEncoder:
-    """Make an encoder from what `ImageEncoder.config` gave; its weights are then loaded."""
+    """Make an encoder from `ImageEncoder.config`; its weights are loaded afterwards."""
     return registry.build(ImageEncoder, config, generator=seeded(0))
 
 
 def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
-    """Shift images (B, H, W, 3) by up to `most` pixels each way, repeating the edge.
+    """Shift images (B, H, W, 3) by up to `most` pixels in each direction, repeating the edge.
 
     DrQ, Kostrikov et al. 2021.
     """
@@ -193,5 +193,5 @@ def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
 
 
 def observed_keys(keys: Mapping[str, int], encoder: ImageEncoder | None) -> dict[str, int]:
-    """Name → width of a policy's observations: state keys, and features if there are images."""
+    """Return name → width of a policy's observations: state keys, and any image features."""
     return {**keys, FEATURES: encoder.features} if encoder is not None else dict(keys)

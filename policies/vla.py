@@ -1,4 +1,4 @@
-"""A vision-language-action policy: camera images and an instruction to chunks, by flow matching.
+"""Vision-language-action policy: flow matching from images and an instruction to action chunks.
 
 Black et al. 2024, "π0: A Vision-Language-Action Flow Model for General Robot Control".
 """
@@ -34,15 +34,15 @@ from policies.vla_backbone import Tuning, VLABackbone
 
 
 class VLAPolicy(ChunkPolicy):
-    """A backbone with what joins it to a robot: normalisers, padding, tokeniser and images.
+    """A backbone adapted to a robot: normalisers, padding, tokeniser and images.
 
     Args:
         backbone: The model.
-        tuning: Which part of it is trained; it has been applied.
-        encoder: The robot's state, as the model's state and for a residual on top.
-        action_normalizer: Over the one key "action".
-        tokenizer: Of the model.
-        cameras: Observation name → (H, W, 3), in the model's order; none where it sees states only.
+        tuning: Which part of it is trained; already applied.
+        encoder: Encodes the robot's state, for the model and for a residual on top.
+        action_normalizer: Normaliser with the single key "action".
+        tokenizer: Tokeniser of the model.
+        cameras: Observation name → (H, W, 3), in the model's order; empty for a state-only policy.
         steps: Euler steps K of the flow when acting.
 
     Raises:
@@ -91,7 +91,7 @@ class VLAPolicy(ChunkPolicy):
 
     @property
     def observation(self) -> dict[str, int]:
-        """Name → width of the state keys and of the images."""
+        """Name → width of state keys and images."""
         images = {name: int(np.prod(shape)) for name, shape in self.cameras.items()}
         return {**self.encoder.keys, **images}
 
@@ -115,7 +115,7 @@ class VLAPolicy(ChunkPolicy):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> VLAPolicy:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Make a policy of the configured shape; its weights are loaded afterwards."""
         kind = registry.find_class(config["backbone"][registry.CLASS], VLABackbone)
         backbone = kind.from_config(config["backbone"]["config"])
         tuning = Tuning(**config["tuning"])
@@ -132,12 +132,12 @@ class VLAPolicy(ChunkPolicy):
         )
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """Give the flow-matching loss: the error of the velocity noise − action at random times.
+        """Return the flow-matching loss: velocity error (noise − action) at random times.
 
         Args:
             batch: Observation names (B, n, ...), "instruction" (B, n) texts, "action" (B, H, d) in
                 [-1, 1], "valid" (B, H).
-            generator: Source of times and noise.
+            generator: Draws times and noise.
         """
         prompt, state = self._see(batch)
         actions = torch.as_tensor(batch["action"]).to(state)
@@ -154,7 +154,7 @@ class VLAPolicy(ChunkPolicy):
     def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
         """Integrate the flow from noise (B, H, action_width) at t = 1 to chunks (B, H, d) in ±1.
 
-        Columns that the robot lacks follow the path they had in training, t · noise.
+        Columns that the robot lacks follow their training path, t · noise.
         """
         prompt, state = self._see(observation)
         start = torch.as_tensor(noise).to(state)
@@ -167,7 +167,7 @@ class VLAPolicy(ChunkPolicy):
         return Plan(self.action_normalizer.denormalize(x[..., :used]).clamp(-1, 1))
 
     def _see(self, observation: Mapping[str, Any]) -> tuple[Any, Tensor]:
-        """Run the vision-language part: the prompt, and the state (B, state_width)."""
+        """Run the vision-language part; return the prompt and the state (B, state_width)."""
         if INSTRUCTION not in observation:
             raise PolicyError(
                 "the observation lacks the instruction",
@@ -190,7 +190,7 @@ class VLAPolicy(ChunkPolicy):
 
     @property
     def _trains_prompt(self) -> bool:
-        """Whether anything outside of the action expert takes a gradient."""
+        """Whether any parameter outside the action expert takes a gradient."""
         return any(
             parameter.requires_grad and not name.startswith(self.backbone.expert_modules)
             for name, parameter in self.backbone.named_parameters()
@@ -217,17 +217,17 @@ def around(
     range_floor: float = 0.02,
     observation_tail: float = 0.0,
 ) -> VLAPolicy:
-    """Make a policy around a backbone, its normalisers fitted on demonstrations.
+    """Make a policy around a backbone, with normalisers fitted on demonstrations.
 
     Args:
         backbone: The model.
-        tokenizer: The content of its `tokenizer.json`.
+        tokenizer: Content of its `tokenizer.json`.
         arrays: Recorded columns, each (n, ...): the `keys`, "action" (n, d) and the images.
         keys: State name → width, in order.
-        generator: Source of the adapters' initial weights.
-        observation_steps: Length of the history of states.
+        generator: Draws the adapters' initial weights.
+        observation_steps: Length of the state history.
         tuning: Mode and, for "lora", rank and alpha; see `Tuning`.
-        instruction_tokens: Number of tokens that an instruction is padded to.
+        instruction_tokens: Number of tokens to which an instruction is padded.
         cameras: Names of the cameras, in the model's order.
         identity: State keys that are not normalised.
         steps: Euler steps of the flow when acting.
@@ -263,14 +263,14 @@ def around(
 
 
 def resized_with_padding(images: Tensor, size: int) -> Tensor:
-    """Resize (B, 3, H, W) in [-1, 1] to (B, 3, size, size), keeping proportions; the rest is black.
+    """Resize (B, 3, H, W) in [-1, 1] to (B, 3, size, size), keeping proportions; pad with black.
 
-    Bilinear, the picture in the middle: as π0 was trained (openpi, `resize_with_pad`).
+    Bilinear, with the image centred, as in π0's training (openpi, `resize_with_pad`).
     """
     height, width = images.shape[-2:]
     if (height, width) == (size, size):
         return images
-    # openpi truncates this very quotient: 225 × 225 becomes 223 × 223.
+    # Truncate as openpi does: 225 × 225 becomes 223 × 223.
     ratio = max(height, width) / size
     new = (max(1, int(height / ratio)), max(1, int(width / ratio)))
     smaller = functional.interpolate(images, new, mode="bilinear", align_corners=False)

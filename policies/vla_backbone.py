@@ -1,4 +1,4 @@
-"""The base class of vision-language-action models that `policies.vla` runs and trains."""
+"""Base class of vision-language-action models that `policies.vla` runs and trains."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from policies.errors import PolicyError, require
 
 
 class VLABackbone(nn.Module, ABC):
-    """A vision-language model with an action expert that flow matching has trained.
+    """A vision-language model with an action expert trained by flow matching.
 
     The expert predicts the velocity dx/dt of x_t = t · noise + (1 − t) · actions, so that t = 1 is
     noise and t = 0 is data (Black et al. 2024, "π0", section IV, with t reversed).
 
     Attributes:
         state_width: Columns of the robot's state; narrower states are padded with zeros.
-        action_width: Columns of an action; narrower ones are padded.
+        action_width: Columns of an action; narrower actions are padded with zeros.
         horizon: Actions H of a chunk.
         vocabulary: Number of token ids.
         image_size: Height and width of its images.
         expert_modules: Name prefixes of the modules that the mode "expert" trains.
-        projection_modules: Those that the mode "lora" trains beside the adapters.
-        adapted: Regular expression over names of the linear layers that get adapters.
+        projection_modules: Name prefixes that the mode "lora" trains besides the adapters.
+        adapted: Regular expression for the names of linear layers that get adapters.
     """
 
     expert_modules: ClassVar[tuple[str, ...]]
@@ -42,12 +42,12 @@ class VLABackbone(nn.Module, ABC):
     @property
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes a model of the same shape, with no file."""
+        """JSON values from which `from_config` makes a model of the same shape, without files."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any]) -> VLABackbone:
-        """Make a model of the configured shape; its weights are then loaded."""
+        """Make a model of the configured shape; its weights are loaded afterwards."""
 
     @abstractmethod
     def prompt(self, tokens: Tensor, mask: Tensor, images: Tensor | None) -> Any:
@@ -64,7 +64,7 @@ class VLABackbone(nn.Module, ABC):
         """Run the action expert once: float32 (B, H, action_width).
 
         Args:
-            prompt: From `prompt`, of the same batch.
+            prompt: Output of `prompt` for the same batch.
             state: (B, state_width) float32.
             noisy: (B, H, action_width) float32, x_t.
             time: (B,) float32, t.
@@ -72,7 +72,7 @@ class VLABackbone(nn.Module, ABC):
 
     @abstractmethod
     def training_time(self, uniform: Tensor) -> Tensor:
-        """Map uniform draws (B,) to the times that the model is trained at."""
+        """Map uniform draws (B,) to training times."""
 
 
 MODES = ("full", "expert", "lora")
@@ -83,9 +83,9 @@ _ADAPTER = ".lora_"
 class Tuning:
     """Which weights fine-tuning changes."""
 
-    # "full": everything; "expert": the action expert and its projections, the vision-language model
-    # is frozen; "lora": low-rank adapters (Hu et al. 2021) in the language model and the expert,
-    # and the expert's projections.
+    # "full": everything; "expert": the action expert and its projections, with a frozen
+    # vision-language model; "lora": low-rank adapters (Hu et al. 2021) in the language model and
+    # the expert, and the expert's projections.
     mode: str
     rank: int = 16  # rank r of the adapters
     alpha: float = 16.0  # the adapters' output is scaled by alpha / r
@@ -101,9 +101,9 @@ class Tuning:
             )
 
     def apply(self, backbone: VLABackbone, seed: int) -> None:
-        """Put adapters into a backbone where the mode has them, and set what takes a gradient.
+        """Insert adapters for "lora", and set which parameters take a gradient.
 
-        `seed` is that of the adapters' initial weights; with them the output is unchanged.
+        `seed` draws the adapters' initial weights, which leave the output unchanged.
         """
         if self.mode == "full":
             backbone.requires_grad_(True)
@@ -127,13 +127,13 @@ class Tuning:
                 _compute_in_float32(backbone.get_submodule(name.rstrip(".")))
         for name, parameter in backbone.named_parameters():
             if _ADAPTER in name:
-                parameter.data = parameter.data.float()  # bfloat16 swallows small steps
+                parameter.data = parameter.data.float()  # bfloat16 would lose small steps
             if name.startswith(trained) or _ADAPTER in name:
                 parameter.requires_grad_(True)
 
 
 def _compute_in_float32(module: nn.Module) -> None:
-    """Let a module learn in float32 between others that stay in bfloat16, for the same reason."""
+    """Train a module in float32 among bfloat16 modules, so that small steps are not lost."""
     around = next(module.parameters()).dtype
     if around is torch.float32:
         return

@@ -1,4 +1,4 @@
-"""π0 (Black et al. 2024) of Hugging Face transformers, as a `VLABackbone`."""
+"""π0 (Black et al. 2024) from Hugging Face transformers, as a `VLABackbone`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from policies.vla_backbone import VLABackbone
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LINEAR = "(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-# Two names under which a checkpoint may hold what π0 has once: its table of tokens.
+# π0 has one token table; a checkpoint may store it under two names.
 _HEAD = re.compile(r"^.*paligemma\.lm_head\.weight$")
 _EMBEDDING = re.compile(r"^.*language_model\.(model\.)?embed_tokens\.weight$")
-_UNUSED = "tied_head"  # where the head goes that is not read
+_UNUSED = "tied_head"  # name for a head that is not read
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class _Prompt:
 class PI0(VLABackbone):
     """PaliGemma with a Gemma action expert that attends to its keys and values.
 
-    It is made around a `transformers.PI0ForConditionalGeneration`.
+    Wraps a `transformers.PI0ForConditionalGeneration`.
 
     Raises:
-        PolicyError: Its times are not drawn as t = scale · Beta(α, 1) + offset.
+        PolicyError: Its training times are not drawn as t = scale · Beta(α, 1) + offset.
     """
 
     expert_modules: ClassVar[tuple[str, ...]] = (
@@ -60,7 +60,7 @@ class PI0(VLABackbone):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        # The expert is given embedded actions; its own table of tokens would only take memory.
+        # The expert gets embedded actions; its token table would only use memory.
         model.model.dit.embed_tokens = None
         self.model = model.eval()
         config = model.config
@@ -80,19 +80,19 @@ class PI0(VLABackbone):
 
     @classmethod
     def load(cls, path: str, dtype: str, horizon: int) -> PI0:
-        """Load published or own weights, from safetensors only.
+        """Load published or your own weights, from safetensors only.
 
-        `path` is a folder that `save_pretrained` wrote, or the id of a repository on the hub;
-        `dtype` is "float32" or "bfloat16"; no weight depends on `horizon`, the actions of a chunk.
+        `path` is a folder that `save_pretrained` wrote, or the id of a repository on the hub.
+        `dtype` is "float32" or "bfloat16". `horizon`, the actions of a chunk, affects no weights.
 
         Raises:
-            PolicyError: There is no such model, or its tensors are not those of a π0.
+            PolicyError: There is no such model, or its tensors do not fit π0.
         """
         transformers = _transformers()
         verbosity = transformers.logging.get_verbosity()
         try:
-            transformers.logging.set_verbosity_error()  # the error below says it once
-            with torch.random.fork_rng(devices=[]):  # tensors that are missing are drawn
+            transformers.logging.set_verbosity_error()  # the error below reports it
+            with torch.random.fork_rng(devices=[]):  # missing tensors are drawn at random
                 model, report = transformers.PI0ForConditionalGeneration.from_pretrained(
                     path,
                     dtype=_dtype(dtype),
@@ -111,7 +111,7 @@ class PI0(VLABackbone):
             ) from error
         finally:
             transformers.logging.set_verbosity(verbosity)
-        # transformers itself would only warn.
+        # transformers would only warn.
         unused = "model.dit.embed_tokens."
         problems = {
             "missing": sorted(n for n in report["missing_keys"] if not n.startswith(unused)),
@@ -130,7 +130,7 @@ class PI0(VLABackbone):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The model's configuration, all of its parts included."""
+        """The model's full configuration, including its parts."""
         content: dict[str, Any] = json.loads(self.model.config.to_json_string(use_diff=False))
         return content
 
@@ -143,7 +143,7 @@ class PI0(VLABackbone):
         """See `VLABackbone.prompt`."""
         model, numbers = self.model.model, mask.long()
         if images is None:
-            # A batch has few texts, and each of them is the same prompt.
+            # A batch has few distinct texts, so run each one once.
             texts = torch.cat([tokens, numbers], 1)
             different, which = torch.unique(texts, dim=0, return_inverse=True)
             tokens, seen = different.chunk(2, 1)
@@ -170,23 +170,23 @@ class PI0(VLABackbone):
             attention_mask=prompt.mask,
             past_key_values=prompt.cache,
         )
-        # The model has appended the noisy actions; a negative number removes so many.
+        # The model appended the noisy actions; crop(-n) removes the last n entries.
         prompt.cache.crop(prompt.length - prompt.cache.get_seq_length())
         velocity: Tensor = output.logits.float()
         return velocity
 
     def _read(self, embedded: Tensor, mask: Tensor) -> Any:
-        """Give the keys and values of embedded prompts (B, L, width) with their mask (B, L)."""
+        """Return keys and values of embedded prompts (B, L, width) with their mask (B, L)."""
         return self.model.model.vlm(
             inputs_embeds=embedded,
             attention_mask=mask,
             position_ids=mask.cumsum(-1) - 1,
-            token_type_ids=torch.zeros_like(mask),  # one block that sees all of itself
+            token_type_ids=torch.zeros_like(mask),  # one block with full attention
             use_cache=True,
         ).past_key_values
 
     def training_time(self, uniform: Tensor) -> Tensor:
-        """Scale · Beta(α, 1) + offset, by the inverse of its distribution function."""
+        """Map uniform draws to scale · Beta(α, 1) + offset through the inverse CDF."""
         config = self.model.config
         drawn = uniform ** (1 / config.time_sampling_beta_alpha)
         time: Tensor = config.time_sampling_scale * drawn + config.time_sampling_offset
@@ -196,12 +196,12 @@ class PI0(VLABackbone):
 def make_model(config: Mapping[str, Any], seed: int = 0) -> Any:
     """Make a `PI0ForConditionalGeneration` with random weights.
 
-    `config` has the keys of `transformers.PI0Config`; "dtype" is that of the weights.
+    `config` has the keys of `transformers.PI0Config`; "dtype" is the dtype of the weights.
     """
     transformers = _transformers()
     content = dict(config)
     dtype = _dtype(str(content.pop("dtype", None) or "float32"))
-    # The constructors draw from the global generator, which is not theirs to move.
+    # The constructors draw from the global generator; leave its state unchanged.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return transformers.PI0ForConditionalGeneration._from_config(
@@ -210,10 +210,10 @@ def make_model(config: Mapping[str, Any], seed: int = 0) -> Any:
 
 
 def _without_tied_head(path: str) -> dict[str, str]:
-    """The renaming that sets a language model's head aside where its embedding is stored too.
+    """Return a key mapping that drops the language model's head if the embedding is stored too.
 
-    π0 reads its embedding alone; the head is a copy of it from before the fine-tuning. Of weights
-    with a head only, transformers takes the head for the embedding.
+    π0 only reads the embedding; the head is a copy from before the fine-tuning. If only the head
+    is stored, transformers uses it as the embedding.
     """
     utils = _transformers().utils
     index = utils.cached_file(
@@ -251,7 +251,7 @@ def _dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-# Token ids: the beginning, one for each byte, and the place of an image patch.
+# Token ids: begin token, one per byte, and the placeholder of an image patch.
 _BYTES = 256
 _IMAGE_TOKEN = _BYTES + 1
 
@@ -270,7 +270,7 @@ def create(
     """Make a policy from a π0's weights: the `_target_` of configs/policy/vla.yaml.
 
     `path`, `dtype` and `horizon` are as in `PI0.load`. `tokenizer` is a folder or repository with
-    `tokenizer.json`; None takes that of `path`. For the rest see `around`.
+    `tokenizer.json`; None means `path`. For the rest see `around`.
     """
     if path is None:
         raise PolicyError(
@@ -295,7 +295,7 @@ def create_tiny(
 ) -> VLAPolicy:
     """Make an untrained policy: the `_target_` of configs/policy/vla_tiny.yaml.
 
-    `model` has the options of `tiny_config`; all else is that of `create` and `around`.
+    `model` has the options of `tiny_config`; for the rest see `create` and `around`.
     """
     seed = int(torch.randint(2**31, (), generator=generator))
     backbone = PI0(make_model(tiny_config(horizon=horizon, **model), seed))
@@ -313,10 +313,10 @@ def tiny_config(
     image_size: int = 32,
     patch_size: int = 8,
 ) -> dict[str, Any]:
-    """Give keys of `transformers.PI0Config` for a small model.
+    """Return keys of `transformers.PI0Config` for a small model.
 
-    `width`, `layers` and `heads` are those of the language model, of the expert and of the image
-    encoder; states, actions and images are the model's, and a patch is what one token covers.
+    `width`, `layers` and `heads` apply to the language model, the expert and the image encoder.
+    The other sizes are the model's states, actions and images; one token covers one patch.
     """
     sizes = {
         "hidden_size": width,
@@ -330,7 +330,7 @@ def tiny_config(
         "num_key_value_heads": 1,
         "head_dim": width // heads,
         "vocab_size": _BYTES + 2,
-        # Keeps the scale of a signal; the default is meant for widths of thousands.
+        # Preserves signal scale; the default is for widths in the thousands.
         "initializer_range": width**-0.5,
     }
     vision = {
@@ -359,7 +359,7 @@ def tiny_config(
 
 
 def byte_tokenizer() -> bytes:
-    """Give a `tokenizer.json` with one token for each byte of a text, after a begin token."""
+    """Return a `tokenizer.json` with a begin token and one token per byte of text."""
     tokenizers = require("tokenizers", "vla")
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<bos>": 0} | {letter: number for number, letter in enumerate(alphabet, 1)}

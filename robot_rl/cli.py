@@ -1,6 +1,6 @@
-"""The program `robot-rl`: the name of a command, then configuration overrides.
+"""The program `robot-rl`: a command name, then configuration overrides.
 
-The commands are in `robot_rl.commands.table`, and imported when they are run. Help pages are 80
+The commands are listed in `robot_rl.commands.table` and imported when run. Help pages are 80
 columns wide and show the comments of the YAML files.
 """
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, signals.EXIT_INTERRUPTED
 DRY_RUN = "--dry-run"
-_WIDTH, _COLUMN = 80, 32  # of the help pages, and of the keys in them
+_WIDTH, _COLUMN = 80, 32  # of the help pages, and of their key column
 _NO_SPACE_OR_ACCESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: `argv` without the program, by default that of the process.
+    """Run one command; `argv` excludes the program name and defaults to the process's arguments.
 
     Returns the exit code: 0, 2 after an error that the user can fix, 130 after Ctrl-C.
     """
     signals.end_at_once()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a path may hold bytes that are no text
+        if isinstance(stream, io.TextIOWrapper):  # a path may hold bytes that are not text
             stream.reconfigure(errors="surrogateescape")
     words = list(sys.argv[1:] if argv is None else argv)
     interrupted = signals.Interruption()
@@ -59,15 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_INTERRUPTED
         except Exception as error:
             if interrupted.heard:
-                # A library may turn the interruption into its own error; the terminal may be gone.
+                # A library may raise its own error for the interruption; the terminal may be
+                # closed.
                 _say(f"the interrupted work ended with {described(error)}")
                 _say("stopped")
                 return EXIT_INTERRUPTED
-            if isinstance(error, BrokenPipeError):  # `robot-rl inspect RUN | head` has closed it
+            if isinstance(error, BrokenPipeError):  # `robot-rl inspect RUN | head` closed the pipe
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             elif isinstance(error, OSError) and (
                 error.filename is not None or error.errno in _NO_SPACE_OR_ACCESS
-            ):  # also a path that cannot exist: too long, below a file, in /proc
+            ):  # also an impossible path: too long, below a file, in /proc
                 _say(f"the system refused to read or write; got: {error}")
             else:
                 raise
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_folders(words: list[str]) -> list[str]:
-    """Add the folders of `--config-dir FOLDER` to the registry; returns the other words."""
+    """Add the folders of `--config-dir FOLDER` to the registry; return the other arguments."""
     others, rest = [], iter(words)
     for word in rest:
         option, equals, folder = word.partition("=")
@@ -95,7 +96,7 @@ def _dispatch(words: list[str]) -> None:
         print(_overview())
         return
     if words[0] == "--version":
-        from robot_rl.processes.machine import package_version  # late: it needs psutil
+        from robot_rl.processes.machine import package_version  # late import: needs psutil
 
         print(f"robot-rl {package_version('robot_rl')}")
         return
@@ -129,7 +130,7 @@ def _dispatch(words: list[str]) -> None:
         return
     paths = [word for word in others if not _is_setting(word)]
     _check_count(name, command, paths)
-    from omegaconf.errors import OmegaConfBaseException  # late: Hydra takes a moment
+    from omegaconf.errors import OmegaConfBaseException  # late import: Hydra takes a moment
 
     try:
         overrides = [word for word in others if word not in paths]
@@ -146,20 +147,20 @@ def _dispatch(words: list[str]) -> None:
 def _run_configured(
     name: str, command: Command, overrides: list[str], paths: list[str], function: str
 ) -> None:
-    # Before the function is imported: a mistyped word is answered at once.
+    # Compose before importing the function, so that typos are reported at once.
     config = command_config(command, overrides, *paths[:1])
     run = f" {in_shell(f'run={config.run}')}" if command.measures else ""
     groups = ("task", "robot", "policy", "algorithm") if command.run_key else command.keys.split()
-    names = {**config.choices, "task": config.task.name}  # of a Gymnasium environment its id
+    names = {**config.choices, "task": config.task.name}  # for a Gymnasium environment, its id
     chosen = (f"{g}={names[g]}" for g in groups if g in names)
-    # Something to read while torch is loaded.
+    # Show something while torch loads.
     print(f"{name}: {' '.join(chosen)} seed={config.seed}{run}", flush=True)
     further = ([overrides] if command.measures else []) + ([paths] if command.arguments else [])
     resolve(function)(config, *further)
 
 
 def _is_setting(word: str) -> bool:
-    """Whether a word is key=value, and no path; one that holds = may be a path too: ./a=b."""
+    """Whether an argument is key=value and not a path; a path may contain = too, as ./a=b."""
     return bool(re.match(r"[+~]*[A-Za-z_][\w.@-]*=", word)) and not os.path.isdir(word)
 
 
@@ -171,7 +172,7 @@ def _overview() -> str:
 
 
 def _page(name: str, command: Command, words: Sequence[str]) -> str:
-    """The help page of a command. The word `all` shows every key; overrides change the values."""
+    """Return a command's help page. `all` shows every key; overrides change the shown values."""
     settings = " [key=value ...]" if command.takes_overrides or command.options else ""
     lines = [" ".join(("robot-rl", name, *command.positionals)) + settings, ""]
     lines += textwrap.wrap(f"{command.summary} {command.details}", _WIDTH)
@@ -191,8 +192,8 @@ def _page(name: str, command: Command, words: Sequence[str]) -> str:
 
 
 def _settings(command: Command, words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Keys of the configuration with their values and meanings."""
-    # Late: Hydra takes a moment.
+    """Yield configuration keys with their values and meanings."""
+    # Late import: Hydra takes a moment.
     from robot_rl.config import compose, flatten, group_choices
     from robot_rl.processes.resources import choice_file, find_resource
 
@@ -209,15 +210,15 @@ def _settings(command: Command, words: Sequence[str]) -> Iterator[tuple[str, str
             others = ", ".join(choice for choice in groups[key] if choice != value)
             meaning = f"{meaning.partition('. ')[0].rstrip('.')}. Or: {others or 'nothing else'}."
         else:
-            # As it is typed: null, true, [a,b].
+            # In the syntax to type: null, true, [a,b].
             value = json.dumps(values[place], separators=(",", ":")).replace('"', "")
         yield key, value, meaning
 
 
 def _meanings(file: Path, group: str) -> dict[str, str]:
-    """Key → comment, of a file and the files it builds on.
+    """Return key → comment for a file and the files it builds on.
 
-    The comment of a key is above or beside it, that of the group at the top of the file.
+    A key's comment is above it or on its line; the group's comment is at the top of the file.
     """
     from robot_rl.processes.resources import choice_file
 
@@ -246,7 +247,7 @@ def _meanings(file: Path, group: str) -> dict[str, str]:
 
 
 def _entry(left: str, right: str) -> list[str]:
-    """A key and its meaning in two columns; the meaning of a long key is below it."""
+    """Format a key and its meaning in two columns; a long key's meaning goes below it."""
     begin, below = f"  {left}".ljust(_COLUMN), " " * _COLUMN
     key = textwrap.wrap(left, _WIDTH, initial_indent="  ", subsequent_indent="    ")
     if len(left) > _COLUMN - 4:
@@ -257,7 +258,7 @@ def _entry(left: str, right: str) -> list[str]:
 def _split(
     name: str, command: Command, words: list[str]
 ) -> tuple[list[str], dict[str, str | float | bool | None]]:
-    """Positional arguments, and the value of each option."""
+    """Split arguments into the positional ones and the value of each option."""
     options = {option.name: option for option in command.options}
     values = {option.name: option.default for option in command.options}
     positionals = []
@@ -285,7 +286,7 @@ def _split(
 
 
 def _value(option: Option, text: str) -> str | float | bool:
-    """Read the value of an option, which has the type of its default."""
+    """Parse an option's value as the type of its default."""
     kind = type(option.default)
     choices = ("true", "false") if kind is bool else option.words
     if choices and text not in choices:
@@ -324,7 +325,7 @@ def _check_count(name: str, command: Command, positionals: list[str]) -> None:
 
 
 def command_config(command: Command, overrides: list[str], path: str | None = None) -> DictConfig:
-    """Compose the configuration, or take that of the run which the overrides or `path` name."""
+    """Compose the configuration, or use that of the run named by the overrides or `path`."""
     from robot_rl.commands import runs
     from robot_rl.config import compose
     from robot_rl.run import RunDirectory
@@ -344,7 +345,7 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
         named = command.default_run
     if not named:
         return runs.compose_new_run(overrides)
-    # Commands that are not given the path would take the run in place of its checkpoint.
+    # Commands that do not get the path would use the run instead of its checkpoint.
     opened = RunDirectory.around if path and command.arguments else RunDirectory.open
     run = opened(named, where.runs_directory, with_policy=command.measures)
     saved = runs.load_resolved(run.path)
@@ -361,7 +362,7 @@ def _say(message: str) -> None:
 
 
 def command() -> NoReturn:
-    """Run one command as a program; a further Ctrl-C at its very end ends it without a word."""
+    """Run one command as a program; another Ctrl-C at the very end exits silently."""
     code = main()
     for number in signals.ending_signals():
         signal.signal(number, signal.SIG_DFL)

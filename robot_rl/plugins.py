@@ -1,14 +1,15 @@
-"""What a plug-in adds to robot_rl: commands, formats, and what looks at a run.
+"""Plug-ins: added commands, formats, processes and checks of a run.
 
-A plug-in is a package of `robot_rl.extras`, a package that an entry point `robot_rl.plugins` names,
-or a folder of `ROBOT_RL_PATH`. What it adds by name alone, such as a task or an algorithm, is a
-class and a file in its `configs/`. All else is in its module `plugin`, as one `PLUGIN`:
+A plug-in is a package in `robot_rl.extras`, a package that an entry point `robot_rl.plugins` names,
+or a folder in `ROBOT_RL_PATH`. Additions that are selected by name, such as a task or an algorithm,
+need only a class and a file in its `configs/`. Everything else is in its module `plugin`, as one
+`PLUGIN`:
 
     from robot_rl.plugins import Command, Plugin
 
     PLUGIN = Plugin(commands={"wipe": Command("my_lab.wipe:run", "Wipe the table.", "")})
 
-Functions are named, as `module:function`, and imported when they are needed.
+Functions are given as `module:function` and imported on use.
 """
 
 from __future__ import annotations
@@ -31,51 +32,52 @@ from robot_rl.errors import RobotRLError, did_you_mean
 
 @dataclass(frozen=True)
 class Option:
-    """One `key=value` of a command that has no configuration."""
+    """One `key=value` option of a command without a configuration."""
 
     name: str  # the key, and the name of the function's argument
-    summary: str  # what it decides
-    # A number or a bool here means that the option takes only numbers, or only true and false.
+    summary: str  # one-line description
+    # With a number or a bool as default, the option accepts only numbers, or only true and false.
     default: str | float | bool | None = None
-    # The valid words, or a function that lists them; empty where any text is valid.
+    # The valid values, or a function that lists them; empty if any text is valid.
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The valid words; empty where any text is valid."""
+        """The valid values; empty if any text is valid."""
         return self.choices() if callable(self.choices) else self.choices
 
 
 @dataclass(frozen=True)
 class Command:
-    """One word of the command line."""
+    """One command of the command line."""
 
-    target: str  # `module:function` that does the work; it gets the configuration
+    target: str  # `module:function` to call with the configuration
     summary: str  # one line for the list of commands
     details: str  # what the command reads and writes
-    # The configuration key that names the run to work on; its path alone does too. The command then
-    # has the configuration of that run, and refuses overrides that would make it another run.
+    # The configuration key that names the run to work on; the run's path without a key works too.
+    # The command then uses that run's configuration, and rejects overrides that would make it
+    # another run.
     run_key: str | None = "run"
-    # The run when that key is not given; None when the command makes its own.
+    # Default for that key; None if the command creates its own run.
     default_run: str | None = "latest"
-    # Whether it measures a run's policy. Then `latest` is the newest run with a policy, the robot
-    # and the parameters of the task may be others than those of the run, and the function gets the
-    # overrides too, for its records.
+    # Whether it measures a run's policy. Then `latest` is the latest run with a policy, the robot
+    # and the task's parameters may differ from the run's, and the function also gets the overrides,
+    # for its records.
     measures: bool = False
-    # `module:function` that checks and prints what the target would do, and does nothing; or empty.
+    # `module:function` that checks and prints what the target would do, without doing it; or empty.
     dry_run: str = ""
-    # The settings that matter most, for its help page: keys and groups of the configuration, with
-    # spaces between them. A command without any has no configuration.
+    # The most important settings, for the help page: configuration keys and groups, separated by
+    # spaces. A command without any has no configuration.
     keys: str = ""
-    # Short names of longer keys of the configuration.
+    # Short names for longer configuration keys.
     aliases: Mapping[str, str] = field(default_factory=dict)
-    # Names of the positional arguments, [OPTIONAL] and ... for more. Of a command with a
-    # configuration they are runs or checkpoints: the first one's run has the configuration, and the
-    # function gets all of them as its last argument.
+    # Names of the positional arguments; [OPTIONAL], and ... for more. If the command has a
+    # configuration, they are runs or checkpoints: the first one's run provides the configuration,
+    # and the function gets all of them as its last argument.
     arguments: tuple[str, ...] = ()
-    # The `key=value` of a command without a configuration.
+    # The `key=value` options of a command without a configuration.
     options: tuple[Option, ...] = ()
-    example: str = ""  # shown to a user who gave the wrong arguments
+    example: str = ""  # shown after wrong arguments
 
     @property
     def takes_overrides(self) -> bool:
@@ -83,7 +85,7 @@ class Command:
         return bool(self.keys)
 
     def expand(self, overrides: Iterable[str]) -> list[str]:
-        """Replace the aliases at the beginning of overrides by the keys that they stand for.
+        """Replace aliases at the start of overrides by their configuration keys.
 
         `RobotRLError` for a misspelled alias.
         """
@@ -101,51 +103,51 @@ class Command:
 
     @property
     def positionals(self) -> tuple[str, ...]:
-        """What may be given without a key: the arguments, or the run."""
+        """Names of arguments accepted without a key: the positional arguments, or the run."""
         return self.arguments or (("[RUN]",) if self.run_key and self.takes_overrides else ())
 
 
 @dataclass(frozen=True)
 class DatasetFormat:
-    """A format of episode datasets beside our own. Functions are named as `module:function`."""
+    """A dataset format other than our own. Functions are given as `module:function`."""
 
-    title: str  # as a person calls it
-    marker: str  # the file in its folder by which it is known
-    open: str  # gives the `SummarizedEpisodes` of a folder
-    create: str  # what `robot-rl export format=NAME` writes into a new folder: an `OpenSink`
+    title: str  # display name
+    marker: str  # file in the dataset's folder that identifies the format
+    open: str  # returns the `SummarizedEpisodes` of a folder
+    create: str  # `OpenSink` for a new folder, for `robot-rl export format=NAME`
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """What one plug-in adds. All functions are named as `module:function`."""
+    """Everything that one plug-in adds. Functions are given as `module:function`."""
 
     commands: Mapping[str, Command] = field(default_factory=dict)
-    # What `inspect`, `import` and `read_episodes` read, and `export format=NAME` writes, by name.
+    # Formats by name, for `inspect`, `import` and `read_episodes`, and for `export format=NAME`.
     dataset_formats: Mapping[str, DatasetFormat] = field(default_factory=dict)
-    # Policies other than checkpoints: the file that marks one, and what loads its folder as a
-    # `Behaviour`. Its `policy.json` says the `environment_steps` behind it, and the
-    # `policy_checksum` of the checkpoint that it was made from.
+    # Policies other than checkpoints: the file that identifies one → the function that loads its
+    # folder as a `Behaviour`. Its `policy.json` holds the `environment_steps` behind it, and the
+    # `policy_checksum` of its source checkpoint.
     policy_formats: Mapping[str, str] = field(default_factory=dict)
-    # Processes beside a robot's ROS 2 nodes, by name. The function is called with the
-    # configuration, also before anything starts. It gives the module to run and its arguments, or
-    # None for no process; the folder RUN/NAME becomes its first argument.
+    # Extra processes next to a robot's ROS 2 nodes, by name. The function is called with the
+    # configuration, also before anything starts. It returns the module to run and its arguments, or
+    # None for no process; the folder RUN/NAME becomes the first argument.
     companions: Mapping[str, str] = field(default_factory=dict)
-    # Called with a run and its configuration before a policy learns on a robot; each gives
-    # sentences that are printed.
+    # Called with a run and its configuration before a policy learns on a robot; each returns
+    # sentences to print.
     checks: tuple[str, ...] = ()
-    # Called with the workbench, the algorithm and the run's rows as online learning begins; each
-    # gives a `robot_rl.learner.BatchMap`, or None where it does not apply.
+    # Called with the workbench, the algorithm and the run's rows at the start of online learning;
+    # each returns a `robot_rl.learner.BatchMap`, or None if it does not apply.
     batch_maps: Mapping[str, str] = field(default_factory=dict)
-    # Called with a run and its configuration once it has decided which policy is deployed; each
-    # writes a file and gives its path, which is printed under the name.
+    # Called with a run and its configuration after the run has decided which policy is deployed;
+    # each writes a file and returns its path, which is printed under the name.
     after_run: Mapping[str, str] = field(default_factory=dict)
 
 
 def plugins() -> tuple[Plugin, ...]:
-    """Read the plug-ins: extras first, then those of entry points, then the user's own folders.
+    """Load the plug-ins: extras first, then entry points, then the user's own folders.
 
     Raises:
-        RobotRLError: One of them cannot be imported, or its `PLUGIN` is something else.
+        RobotRLError: One cannot be imported, or its `PLUGIN` is not a `Plugin`.
     """
     names = [f"{name}.plugin" for name in plugin_packages()]
     found = [name for name in names if importlib.util.find_spec(name) is not None]
@@ -157,10 +159,10 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def added(kind: str, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Merge what plug-ins add under one field of `Plugin`, such as `commands`, with our own.
+    """Merge our own entries with the plug-ins' for one field of `Plugin`, such as `commands`.
 
     Raises:
-        RobotRLError: A plug-in cannot be read, or adds what is there.
+        RobotRLError: A plug-in cannot be read, or adds a name that exists.
     """
     found = dict(own or {})
     for plugin in plugins():
@@ -177,13 +179,13 @@ def added(kind: str, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def format_of(folder: Path) -> tuple[str, DatasetFormat] | None:
-    """The name and the format of a dataset that a plug-in reads; None of any other folder."""
+    """Return name and format of a dataset that a plug-in reads; None for any other folder."""
     formats: dict[str, DatasetFormat] = added("dataset_formats")
     return next((f for f in formats.items() if (folder / f[1].marker).is_file()), None)
 
 
 def resolve(function: str) -> Any:
-    """Import the function of a name `module:function`, also from a folder of the user's own."""
+    """Import the function `module:function`, also from a user's own folder."""
     make_importable(function.partition(":")[0])
     return pkgutil.resolve_name(function)
 
@@ -193,7 +195,7 @@ def _read(place: str, import_it: Callable[[str], ModuleType]) -> Plugin:
         plugin = getattr(import_it(place), "PLUGIN", None)
     except RobotRLError:
         raise
-    except Exception as error:  # whatever the code of a plug-in does
+    except Exception as error:  # any error in a plug-in's code
         raise RobotRLError(
             f"the plug-in {place} cannot be imported",
             got=repr(error),
@@ -209,7 +211,7 @@ def _read(place: str, import_it: Callable[[str], ModuleType]) -> Plugin:
 
 
 def _import_file(file: str) -> ModuleType:
-    """Import a file under a name of its own: two folders may both have a `plugin.py`."""
+    """Import a file under a unique name: two folders may both have a `plugin.py`."""
     if file not in sys.modules:
         module = ModuleType(file)
         SourceFileLoader(file, file).exec_module(module)

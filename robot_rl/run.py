@@ -1,18 +1,17 @@
 """The run directory: the data, checkpoints, curves and report of one training run.
 
-    runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the newest
+    runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the latest run
 
-The constants below name its files and folders. Beside those there are
-`stages.jsonl` (which stages of the recipe have run, and how long), `episodes.jsonl`,
-`learner.jsonl`, `evaluations.jsonl`, `corrections.jsonl`, `curation.jsonl` (which rows of each
-demonstration are not cloned, and why), `gate.jsonl` (what a gate has decided, and why),
-`policies.jsonl` (which policy is deployed, and why: see `robot_rl.evaluation.ledger`),
-`evaluate.jsonl` and `compare.jsonl` (what those commands and `certify` have found), `report.html`,
+The constants below name its files and folders. It also contains
+`stages.jsonl` (completed stages of the recipe, and their duration), `episodes.jsonl`,
+`learner.jsonl`, `evaluations.jsonl`, `corrections.jsonl`, `curation.jsonl` (rows of each
+demonstration that are not cloned, and why), `gate.jsonl` (decisions of a gate, and why),
+`policies.jsonl` (the deployed policy, and why: see `robot_rl.evaluation.ledger`),
+`evaluate.jsonl` and `compare.jsonl` (results of those commands and of `certify`), `report.html`,
 and `recorder/` (MCAP of all topics).
 
-Files that are replaced are replaced whole: written aside, flushed to the disk, then renamed.
-Folders likewise, see `robot_rl.run.RunDirectory.atomic_folder`. Torch is loaded where a policy
-is, not before.
+Files are replaced atomically: written to a temporary file, flushed to disk, then renamed. For
+folders see `robot_rl.run.RunDirectory.atomic_folder`. Torch is loaded only when a policy is.
 """
 
 from __future__ import annotations
@@ -46,28 +45,28 @@ from robot_rl.processes.waiting import wait_until
 LATEST = "latest"
 # Zarr groups of episodes.
 DEMONSTRATIONS = "demonstrations.zarr"
-# Random actions of a run without demonstrations, or those that train an image encoder.
+# Random actions: of a run without demonstrations, or to train an image encoder.
 EXPLORATION = "exploration.zarr"
 GATHERED = "gathered.zarr"  # by policies that a recipe such as rl100 improves
 EXAMPLES = "reward.zarr"  # for a success classifier
-VISION = "checkpoints/vision"  # with cameras: the image encoder
-UNTRAINED = "checkpoints/untrained"  # without demonstrations: where learning begins
+VISION = "checkpoints/vision"  # image encoder, if there are cameras
+UNTRAINED = "checkpoints/untrained"  # start of learning without demonstrations
 CLONED = "checkpoints/bc"
-OFFLINE = "checkpoints/offline"  # learned from recorded episodes alone
-ACCEPTED = "checkpoints/accepted"  # the last policy that a gate accepted; at first the clone
+OFFLINE = "checkpoints/offline"  # learned from recorded episodes only
+ACCEPTED = "checkpoints/accepted"  # the last policy that a gate accepted; initially the clone
 CANDIDATE = (
     "checkpoints/candidate"  # the policy that rounds improve; round_1/ is the one judged then
 )
 LAST = "checkpoints/last"  # the learner's full state
-STUDENT = "checkpoints/student"  # by `robot-rl distil`, from the deployed policy
+STUDENT = "checkpoints/student"  # from `robot-rl distil`: student of the deployed policy
 REWARD = "checkpoints/reward"  # a success classifier
 CONFIG_FILE = "config.yaml"  # the resolved configuration
-CELL_FILE = "cell.yaml"  # a copy of the cell that the run was made with
+CELL_FILE = "cell.yaml"  # copy of the run's cell
 STATE_FILE = "state.json"  # of a checkpoint
 SUMMARY = "summary.json"
 _CHECKSUM = "crc32"
-SCENES = "scenes"  # pictures of each scene that a person sets up again
-# What became of each attempt of `robot-rl run`; what kept the robot from going on.
+SCENES = "scenes"  # images of each scene that a person resets
+# Outcome of each attempt of `robot-rl run`; faults that stopped the robot.
 ATTEMPTS, FAULTS = "attempts", "faults"
 DEPLOYED, CLONED_POLICY, ACCEPTED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLICIES = (
     "deployed",
@@ -76,26 +75,26 @@ DEPLOYED, CLONED_POLICY, ACCEPTED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLIC
     "learned",
     "student",
 )
-# Policies whose checkpoint always has the same name.
+# Policies with a fixed checkpoint name.
 CHECKPOINTS = {CLONED_POLICY: CLONED, ACCEPTED_POLICY: ACCEPTED}
 
 
 class RunError(RobotRLError):
-    """A run directory that does not exist, is not one, or cannot be written."""
+    """A run directory that is missing, invalid or not writable."""
 
 
 class RunDirectory:
-    """The paths and files of one run, of an existing directory; see `create` and `open`.
+    """The paths and files of one existing run; see `create` and `open`.
 
     Raises:
-        RunError: A link in it leads out of it.
+        RunError: A link in the directory leads out of it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         check_links(self.path, RunError)
         self.demonstrations = self.path / DEMONSTRATIONS
-        self.failures = self.path / "failures.zarr"  # of a person's attempts, where they are kept
+        self.failures = self.path / "failures.zarr"  # of a person's attempts, if stored
         self.corrections = self.path / "corrections.zarr"  # by an operator, before online learning
         self.exploration = self.path / EXPLORATION
         self.gathered = self.path / GATHERED
@@ -104,10 +103,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, task: str, runs_directory: str | Path = "runs") -> RunDirectory:
-        """Make `<runs_directory>/<task>/<YYYYmmdd-HHMMSS>` and point `latest` to it.
+        """Create `<runs_directory>/<task>/<YYYYmmdd-HHMMSS>` and point `latest` to it.
 
         Characters that are special in a shell or a file system, as in `module:id`, become `-`.
-        Further runs of one second get the suffixes `-2`, `-3`, ...
+        Further runs in the same second get the suffixes `-2`, `-3`, ...
         """
         runs, task = Path(runs_directory).absolute(), re.sub(r"[^\w.-]+", "-", task)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -126,13 +125,13 @@ class RunDirectory:
     def open(
         cls, path: str | Path, runs_directory: str | Path = "runs", *, with_policy: bool = False
     ) -> RunDirectory:
-        """Open an existing run; `RunError` where there is none of this name.
+        """Open an existing run; `RunError` if there is none with this name.
 
         Args:
             path: A run directory, absolute or relative to the working directory or to
                 `runs_directory`; or `latest`.
             runs_directory: Folder of all runs.
-            with_policy: Whether `latest` is the newest run with a policy, where there is one.
+            with_policy: Whether `latest` prefers the latest run that has a policy.
         """
         runs = Path(runs_directory)
         candidates = [runs / LATEST] if str(path) == LATEST else [Path(path), runs / path]
@@ -169,7 +168,7 @@ class RunDirectory:
     def around(
         cls, path: str | Path, runs_directory: str | Path = "runs", *, with_policy: bool = False
     ) -> RunDirectory:
-        """Open the run that a checkpoint lies in; any other path as `open` does."""
+        """Open the run that contains a checkpoint; any other path as `open` does."""
         if policy_folder(path) is None:
             return cls.open(path, runs_directory, with_policy=with_policy)
         if (found := _run_around(Path(path).absolute())) is None:
@@ -180,14 +179,14 @@ class RunDirectory:
         return cls(found)
 
     def has_policy(self) -> bool:
-        """Whether it has cloned a policy, or learned one."""
+        """Whether the run has cloned or learned a policy."""
         return self.has_folder(CLONED) or self.has_folder(LAST)
 
     def is_empty(self) -> bool:
         """Whether nothing was recorded or learned: no episode, no step, no checkpoint."""
         files = (path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size)
         nothing = (CONFIG_FILE, CELL_FILE, "stages.jsonl", "times.jsonl", "zarr.json")
-        # Faults are what kept it from recording anything.
+        # Faults do not count: they prevented any recording.
         beside = (self.path / "logs", self.path / "recorder")
         return all(
             f.name in (*nothing, f"{FAULTS}.jsonl") or any(b in f.parents for b in beside)
@@ -195,7 +194,7 @@ class RunDirectory:
         )
 
     def spool(self, actor: int) -> Path:
-        """The file in which steps of an actor wait until they are in the store."""
+        """File that buffers an actor's steps until they are in the store."""
         return self.path / "spool" / f"actor-{actor}.rows"
 
     @staticmethod
@@ -205,11 +204,11 @@ class RunDirectory:
 
     @contextmanager
     def claim(self, role: str, wait_seconds: float = 30.0) -> Iterator[int]:
-        """Make sure that no other process does the same work in this run while the context lasts.
+        """Ensure that no other process has the same role in this run while the context lasts.
 
-        The claim is a lock, which the system drops with the last process that holds its descriptor.
-        Gives the descriptor: children may inherit it. Waits for a process that is about to end;
-        `RunError` where it goes on.
+        The claim is a lock; the system drops it with the last process that holds its descriptor.
+        Yields the descriptor, which children may inherit. Waits for a process that is about to
+        exit; `RunError` if it does not exit.
         """
         path = self.path / f".{role}.lock"
         with _reported(f"{path} cannot be written", path):
@@ -223,7 +222,7 @@ class RunDirectory:
             yield file.fileno()
 
     def claimed(self) -> list[str]:
-        """The roles of the processes at work now."""
+        """Return the roles of the running processes."""
         roles = []
         for lock in sorted(self.path.glob(".*.lock")):
             with lock.open("rb") as file:
@@ -232,25 +231,25 @@ class RunDirectory:
         return roles
 
     def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append one line to `<name>.jsonl`, after removing an unfinished line of a killed writer.
+        """Append one line to `<name>.jsonl`, after removing a killed writer's unfinished line.
 
-        Each file has one writer; it needs one system call a line. `RunError` on a full disk.
+        Each file has one writer, and each line takes one system call. `RunError` on a full disk.
         """
         line = json.dumps(record).encode() + b"\n"
         path = self.path / f"{name}.jsonl"
         with _reported(f"{path} cannot be written", path), path.open("ab+", buffering=0) as file:
             _remove_unfinished_line(file.fileno())
             written = file.write(line)
-            if written != len(line):  # a full disk takes part of a line
+            if written != len(line):  # a full disk writes part of a line
                 file.truncate(file.tell() - (written or 0))
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of `<name>.jsonl`, if there are any: see `read_json_lines`."""
+        """Return the records of `<name>.jsonl`, if any: see `read_json_lines`."""
         return read_json_lines(self.path / f"{name}.jsonl")
 
     def save_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one object to the file `name`; an older one is replaced at once."""
+        """Write one object to the file `name`, atomically replacing an older one."""
         path = self.path / name
         with _reported(f"{path} cannot be written", path):
             replace_text(path, json.dumps(content, indent=2) + "\n")
@@ -260,7 +259,7 @@ class RunDirectory:
         self.save_json(SUMMARY, {**content, _CHECKSUM: _checksum(content)})
 
     def read_summary(self) -> dict[str, Any]:
-        """Return the summary, empty before the run's end; `RunError` where it is damaged."""
+        """Return the summary; empty before the run's end; `RunError` if it is damaged."""
         path = self.path / SUMMARY
         try:
             content = json.loads(path.read_bytes()) if path.exists() else {}
@@ -277,29 +276,29 @@ class RunDirectory:
 
     @contextmanager
     def atomic_folder(self, name: str) -> Iterator[Path]:
-        """Write a folder below the run that is whole or absent: see `switched_folder`."""
+        """Write a folder of the run atomically: see `switched_folder`."""
         link = self.path / name
         problem = f"{link} cannot be written; the one before is kept"
         with _reported(problem, link), switched_folder(link) as partial:
             yield partial
 
     def complete_folder(self, name: str) -> Path:
-        """Return the folder that `atomic_folder` wrote last, after checking its files.
+        """Return the folder that `atomic_folder` last wrote, after checking its files.
 
-        The path is that of one generation: it stays valid while the next one is written.
-        `CheckpointError` where a file is missing, cut or changed.
+        The path names one generation and stays valid while the next is written. `CheckpointError`
+        if a file is missing, truncated or changed.
         """
         return check_manifest(newest_folder(self.path / name))
 
     def has_folder(self, name: str) -> bool:
-        """Return whether `atomic_folder` has written this folder before."""
+        """Return whether `atomic_folder` has written this folder."""
         return newest_folder(self.path / name).exists()
 
 
 def policy_folder(path: str | Path) -> Path | None:
-    """Where the policy of a checkpoint is; None where the path is no checkpoint.
+    """Return the policy folder of a checkpoint; None if the path is not a checkpoint.
 
-    `RunError` where its description is damaged.
+    `RunError` if its description is damaged.
     """
     places = (Path(path), Path(path) / "policy")
     folder = next((place for place in places if (place / "policy.json").is_file()), None)
@@ -314,16 +313,16 @@ def policy_folder(path: str | Path) -> Path | None:
 
 
 def learned_steps(run: RunDirectory) -> int:
-    """Environment steps behind a run's last checkpoint; 0 without one."""
+    """Return the environment steps behind a run's last checkpoint; 0 without one."""
     return steps_of(run.complete_folder(LAST)) if run.has_folder(LAST) else 0
 
 
 def resolved_settings(run: RunDirectory) -> dict[str, Any]:
-    """The settings that the learner resolved where they were open; empty before it has saved.
+    """Return the settings that the learner resolved; empty before its first save.
 
-    `discount` γ per step; `value_range`, the lowest and highest return, None without limits;
-    `imitation_updates`, the number after which imitation ends, 0 for never; `symmetric_views` of
-    each step, 1 for itself alone; and those of batch maps of plug-ins, such as `hindsight_share`.
+    `discount`: γ per step. `value_range`: lowest and highest return; None if unlimited.
+    `imitation_updates`: number after which imitation ends; 0 for never. `symmetric_views`: views
+    per step; 1 is the step itself. Also settings of plug-in batch maps, such as `hindsight_share`.
     """
     if not run.has_folder(LAST):
         return {}
@@ -332,7 +331,7 @@ def resolved_settings(run: RunDirectory) -> dict[str, Any]:
 
 
 def steps_of(folder: Path) -> int:
-    """Environment steps behind a checkpoint; a snapshot has no state and names them."""
+    """Return the steps behind a checkpoint; a snapshot has no state file, but names them."""
     if (state := folder / STATE_FILE).is_file():
         return int(json.loads(state.read_text(encoding="utf-8"))["environment_steps"])
     named = re.search(r"step_(\d+)", str(folder))
@@ -341,7 +340,7 @@ def steps_of(folder: Path) -> int:
 
 @contextmanager
 def _reported(problem: str, place: Path, hint: str | None = None) -> Iterator[None]:
-    """Turn an `OSError` into a `RunError` that names the file and the way out."""
+    """Turn an `OSError` into a `RunError` with the file and the hint."""
     try:
         yield
     except OSError as error:
@@ -357,12 +356,12 @@ def _newest_first(runs: Path) -> list[Path]:
 
 
 def _run_around(path: Path) -> Path | None:
-    """The run that a path is or lies in; the path itself need not be there."""
+    """Return the run that a path is or lies in; the path itself need not exist."""
     return next((f for f in (path, *path.parents) if (f / CONFIG_FILE).is_file()), None)
 
 
 def _remove_unfinished_line(descriptor: int) -> None:
-    """Cut a file back to the end of its last whole line."""
+    """Truncate a file to the end of its last complete line."""
     if size := os.fstat(descriptor).st_size:
         with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b"\n") + 1
@@ -371,9 +370,9 @@ def _remove_unfinished_line(descriptor: int) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file with one a line, if it is there; `RunError` for a bad line.
+    """Return the objects of a JSON-lines file; empty if it is missing; `RunError` for a bad line.
 
-    A last line without its end, as a killed writer leaves it, is not returned.
+    Skips an unfinished last line, as a killed writer leaves it.
     """
     records = []
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []

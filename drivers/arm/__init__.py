@@ -1,1 +1,1 @@
-"""Arms: a Cartesian target in, stamped measurements out."""
+"""Arm drivers: Cartesian or joint targets in, stamped measurements out."""

@@ -1,6 +1,6 @@
-"""The protocol of arm drivers: they take an equilibrium pose, and measure the arm.
+"""The arm driver protocol: drivers accept an equilibrium pose and report measurements.
 
-And the law of a Cartesian spring, for arms that take a wrench or show a pose error.
+Also a Cartesian spring law, for arms driven by wrenches or pose errors.
 """
 
 from __future__ import annotations
@@ -30,88 +30,88 @@ from robot_rl.safety.rotations import Vector as Vector
 # Lowest and highest joint positions, each (n,) [rad].
 JointLimits = tuple[tuple[float, ...], tuple[float, ...]]
 
-_JOINTS_OF_A_POSE = 6  # the pose of an arm with more leaves its elbow free
-# Largest differences between a tool's settings [m, rad, kg].
+_JOINTS_OF_A_POSE = 6  # with more joints, a pose leaves the elbow free
+# Largest allowed differences between tool settings [m, rad, kg].
 _SAME_PLACE, _SAME_ANGLE, _SAME_MASS = 0.001, 0.01, 0.05
 _LONGEST_TOOL, _HEAVIEST = 1.0, 50.0  # m, kg
 _REST_SECONDS = 0.5
 _REST_SPEED = 0.002  # m/s
-# UR's data sheets: a measured force is good to 3.5 to 5.5 N.
-_STEADY_FORCE = 5.0  # N, between the smallest and the largest along an axis
-_LARGEST_OFFSET = 20.0  # N: more is no drift, but a contact or a wrong payload
+# According to UR's data sheets, measured forces are accurate to 3.5 to 5.5 N.
+_STEADY_FORCE = 5.0  # N, peak to peak along an axis
+_LARGEST_OFFSET = 20.0  # N: more is not drift but a contact or a wrong payload
 
 
 class Arm(Protocol):
-    """An arm under Cartesian control. `robot_rl.safety.ArmGuard` keeps its limits, not the driver.
+    """An arm under Cartesian control. `robot_rl.safety.ArmGuard` enforces limits, not the driver.
 
-    The guard also checks the measurements of all drivers. One thread at a time uses a driver. Some
-    drivers have more methods:
+    The guard also checks every driver's measurements. Only one thread at a time uses a driver. Some
+    drivers have additional methods and attributes:
 
-    `command_joints(joints)`, of an arm that takes joint targets instead: as `command`, with joint
-    positions (n,) [rad]. It needs `joint_limits`; its pose may be unknown, NaN.
+    `command_joints(joints)`: for arms with joint targets; like `command`, with joint positions (n,)
+    [rad]. It requires `joint_limits`. The pose may be unknown (NaN).
 
-    `grip(position)`, of an arm with a gripper on its own wire: the fingers go to a position, 0 open
-    to 1 closed, with the next target; `gripper_position` is their position at the last `read`.
+    `grip(position)`: for arms whose driver also runs the gripper; moves the fingers, 0 open to 1
+    closed, with the next target. `gripper_position` is their position at the last `read`.
 
-    `zero_ft()`, of an arm whose force sensor drifts: it reads zero from then on, and the arm holds.
+    `zero_ft()`: for arms whose force sensor drifts; zeroes the sensor; the arm then holds.
 
-    `forward_kinematics(joints)`, the pose (7,) of the flange in the base frame at joint positions
-    (n,) [rad], computed at once: it allows resets to joint positions.
+    `forward_kinematics(joints)`: returns the pose (7,) of the flange in the base frame at joint
+    positions (n,) [rad] without delay. Required for resets to joint positions.
 
-    `posture`, of such an arm with more than six joints: joint positions (n,) [rad] to which it
-    draws its elbow as far as its target allows; None: it does not.
+    `posture`: for arms with `forward_kinematics` and more than six joints; joint positions (n,)
+    [rad] towards which the elbow is pulled as far as the target allows. None disables it.
     """
 
-    # How it yields to contact: `impedance` (the target is the equilibrium of a spring),
-    # `force_mode` (the same, made of measured forces), or `position` (not at all).
+    # Response to contact: `impedance` (the target is the equilibrium of a spring), `force_mode`
+    # (the same, built from measured forces), or `position` (does not yield).
     compliance: Compliance
     joint_names: tuple[str, ...]  # in the order of `ArmState`
-    joint_limits: JointLimits  # both empty where they are left to the controller
-    # The controller's fault, None without one; only `clear_errors` clears it.
+    joint_limits: JointLimits  # both empty if left to the controller
+    # The controller's fault or None; only `clear_errors` clears it.
     fault: str | None
 
     def connect(self) -> None:
-        """Reach the arm, and leave it as it stands; may be called again after `close` or an error.
+        """Connect without moving the arm; may be called again after `close` or an error.
 
-        Control begins with the first `command`. Raises `DriverTimeout` where it does not answer,
-        `DriverError` where its address or settings are wrong, and `MissingExtra` where the vendor's
-        SDK is not installed.
+        Control starts with the first `command`. Raises `DriverTimeout` if the arm does not answer,
+        `DriverError` if its address or settings are wrong, and `MissingExtra` if the vendor's SDK
+        is not installed.
         """
 
     def read(self) -> ArmState:
-        """The newest measurement, also with a fault; `DriverTimeout` or `Stale` without one.
+        """Return the latest measurement, even during a fault; else `DriverTimeout` or `Stale`.
 
-        Its stamp is when it was measured, or asked for, not when it is read: the same state again
-        has the same stamp. See `StateClock`.
+        Its stamp is the time it was measured or requested, not the time of this call; the same
+        state always has the same stamp. See `StateClock`.
         """
 
     def command(self, target_pose: Vector) -> None:
-        """Set the equilibrium pose (7,), base frame, and return at once.
+        """Set the equilibrium pose (7,), base frame, without blocking.
 
-        Raises `DriverFault` where the arm has a fault, or is stopped, and nothing was sent; and
-        `DriverTimeout` where it does not answer.
+        Raises `DriverFault`, sending nothing, if the arm has a fault or is stopped, and
+        `DriverTimeout` if it does not answer.
         """
 
     def hold(self) -> None:
-        """Stand where the arm is; it need not be read until it moves again."""
+        """Hold the current position; no reads are needed until the arm moves again."""
 
     def stop(self) -> None:
-        """Stop as the vendor does it, or `DriverError`; motion is refused until `clear_errors`."""
+        """Stop by the vendor's method, or `DriverError`; refuse motion until `clear_errors`."""
 
     def clear_errors(self) -> None:
-        """Clear faults and a stop, after a person has looked, or `DriverFault`; the arm holds."""
+        """Clear faults and a stop once a person has checked the arm, or `DriverFault`; it holds."""
 
     def close(self) -> None:
-        """Hold, and let go of the arm; also when it was never reached, and again."""
+        """Hold and disconnect; safe to call repeatedly or if never connected."""
 
 
 def reset_waypoints(
     driver: Any, joints: Sequence[float], limits: ArmLimits | JointArmLimits
 ) -> Vector:
-    """The waypoints (k, n) that the parameter `reset.joints` holds in a row; (0, n) without it.
+    """Return the waypoints (k, n) stored flat in the parameter `reset.joints`; (0, n) if empty.
 
-    A driver with a `posture` draws its elbow to the last one. Raises `DriverError` where the
-    driver cannot move by joints, and `CommandRefused` for malformed waypoints.
+    A driver with a `posture` gets the last waypoint as its posture. Raises `DriverError` if the
+    driver cannot move to joint positions, and `CommandRefused` for malformed waypoints.
     """
     count = len(driver.joint_names)
     if not joints:
@@ -126,7 +126,7 @@ def reset_waypoints(
 
 
 def check_kinematics(driver: Any) -> None:
-    """Raise `DriverError` where an arm that takes poses cannot go to joint positions."""
+    """Raise `DriverError` if an arm with pose targets cannot be reset to joint positions."""
     count, holds_elbow = len(driver.joint_names), hasattr(driver, "posture")
     if not hasattr(driver, "forward_kinematics") or (count > _JOINTS_OF_A_POSE and not holds_elbow):
         raise DriverError(
@@ -139,23 +139,23 @@ def check_kinematics(driver: Any) -> None:
 
 
 def check_free(arm: str, fault: str | None, stopped: bool) -> None:
-    """Raise `DriverFault` if a fault or a stop holds the arm; called before each command."""
+    """Raise `DriverFault` if the arm has a fault or is stopped; called before each command."""
     if fault is not None or stopped:
         hint = "look at the arm, then clear_errors"
         raise DriverFault(f"the {arm} does not move", got=fault or "stopped", hint=hint)
 
 
 def pose_of(position: Sequence[float], metre: float = 1.0) -> Vector:
-    """The pose (7,) of a position and a rotation vector [rad] (6,); a metre has `metre` units."""
+    """Convert position and rotation vector [rad] (6,) to a pose (7,); `metre`: units per metre."""
     values = np.array(position[:6], np.float64)
     turn = rotations.normalize(rotations.from_rotation_vector(values[3:]))
     return np.concatenate([values[:3] / metre, turn])
 
 
 def dh_pose(rows: Sequence[tuple[float, float, float]], joints: Vector) -> Vector:
-    """The flange's pose (7,), base frame, at joint positions (n,) [rad].
+    """Return the flange pose (7,), base frame, at joint positions (n,) [rad].
 
-    Each joint's row of the Denavit-Hartenberg table is a [m], d [m] and alpha [rad].
+    Each joint's Denavit-Hartenberg row is a [m], d [m] and alpha [rad].
     """
     pose = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
     for (a, d, alpha), angle in zip(rows, joints.tolist(), strict=True):
@@ -168,10 +168,10 @@ def dh_pose(rows: Sequence[tuple[float, float, float]], joints: Vector) -> Vecto
 
 @dataclass(frozen=True)
 class Tool:
-    """The tool on an arm's flange, as it must be set at the arm's controller."""
+    """The tool on an arm's flange, as it must be set on the arm's controller."""
 
     tcp: Sequence[float]  # pose of the TCP on the flange (7,) [m, xyzw]
-    payload_kg: float  # mass of all that the flange carries
+    payload_kg: float  # total mass on the flange
 
     def __post_init__(self) -> None:
         place = checked_pose(self.tcp, "tool.tcp")[:3].tolist()
@@ -183,10 +183,10 @@ class Tool:
             raise DriverError(problem, got=self.payload_kg, expected=expected)
 
     def check(self, tcp: Vector, payload_kg: float) -> None:
-        """Raise `DriverError` where the controller has another TCP (7,) or payload set.
+        """Raise `DriverError` if the controller has a different TCP (7,) or payload.
 
-        With a wrong TCP the limits hold for another point; with a wrong payload an arm that is
-        controlled by forces drifts.
+        A wrong TCP applies the limits to a different point. A wrong payload makes a
+        force-controlled arm drift.
         """
         distance, angle = rotations.apart(checked_pose(self.tcp), tcp)
         hint = "set it at the controller as it is mounted, or correct driver.tool"
@@ -208,21 +208,21 @@ class Tool:
 
 @dataclass(frozen=True)
 class Spring:
-    """A spring and damper between the TCP and its target, the same along and about all axes."""
+    """A spring and damper between the TCP and its target, equal along and about all axes."""
 
     stiffness_translation: float = 1000.0  # [N/m]
     stiffness_rotation: float = 50.0  # [Nm/rad]
     damping_translation: float = 70.0  # [Ns/m]
     damping_rotation: float = 4.0  # [Nms/rad]
-    max_force: float = 40.0  # largest force that it asks for [N]
-    max_torque: float = 6.0  # largest torque that it asks for [Nm]
+    max_force: float = 40.0  # largest force it commands [N]
+    max_torque: float = 6.0  # largest torque it commands [Nm]
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             check_positive(f"{name!r} of the impedance", value)
 
     def wrench(self, target: Vector, pose: Vector, velocity: Vector) -> Vector:
-        """Force [N] and torque [Nm] (6,) on the TCP; all in the base frame."""
+        """Return force [N] and torque [Nm] (6,) on the TCP; all in the base frame."""
         way = rotations.between(pose, target)
         force = self.stiffness_translation * way[:3] - self.damping_translation * velocity[:3]
         torque = self.stiffness_rotation * way[3:] - self.damping_rotation * velocity[3:]
@@ -230,50 +230,50 @@ class Spring:
 
 
 def at_most(vector: Vector, limit: float) -> Vector:
-    """The vector, shortened to a length of at most `limit`."""
+    """Return the vector, shortened to at most `limit`."""
     length = math.hypot(*vector)
     return vector if length <= limit else vector * (limit / length)
 
 
 class StateClock:
-    """Stamps the states of a controller that counts its own time, when each is first seen."""
+    """Stamps the states of a controller with its own clock when each is first seen."""
 
     def __init__(self) -> None:
         self._seconds = math.nan
         self._seen = -math.inf
-        self.stamp_ns = 0  # of the newest state, on the system clock
+        self.stamp_ns = 0  # of the latest state, system clock
 
     def take(self, seconds: float) -> bool:
-        """Take the controller's own time of a state [s]; returns whether it is a new one."""
+        """Register a state's controller time [s]; returns whether the state is new."""
         if seconds == self._seconds or not math.isfinite(seconds):
             return False
         self._seconds, self._seen, self.stamp_ns = seconds, time.monotonic(), time.time_ns()
         return True
 
     def check(self, what: str, limit_s: float) -> None:
-        """Raise `Stale` where `what` has not changed for longer than `limit_s` [s]."""
+        """Raise `Stale` if `what` has not changed for longer than `limit_s` [s]."""
         if (age := time.monotonic() - self._seen) > limit_s:
             raise Stale(what, age, limit_s)
 
 
 class Rest:
-    """The newest measurements of an arm, to see that it rests before its force sensor is zeroed."""
+    """Recent arm measurements, used to check that the arm rests before zeroing its force sensor."""
 
     def __init__(self, rate_hz: float) -> None:
         self._states: deque[ArmState] = deque(maxlen=max(2, round(_REST_SECONDS * rate_hz)))
 
     def take(self, state: ArmState) -> None:
-        """Take a measurement in."""
+        """Add a measurement."""
         self._states.append(state)
 
     def forget(self) -> None:
-        """Forget the measurements."""
+        """Discard the measurements."""
         self._states.clear()
 
     def force(self) -> float:
-        """The mean force that zeroing would remove [N]; `DriverFault` if it is no drift.
+        """Return the mean force that zeroing would remove [N], or `DriverFault` if it is not drift.
 
-        A light, steady contact looks like a drift of the sensor.
+        A light, steady contact looks like sensor drift.
         """
         if len(self._states) < (self._states.maxlen or 0):
             raise DriverFault(
@@ -285,7 +285,7 @@ class Rest:
         forces = np.array([state.tcp_wrench[:3] for state in self._states])
         speed = max(math.hypot(*state.tcp_velocity[:3]) for state in self._states)
         force, change = math.hypot(*forces.mean(axis=0)), float(np.ptp(forces, axis=0).max())
-        # Written so that a NaN fails it.
+        # Written so that NaN fails the check.
         if not (force <= _LARGEST_OFFSET and change <= _STEADY_FORCE and speed <= _REST_SPEED):
             raise DriverFault(
                 "the force sensor is not zeroed",

@@ -1,9 +1,9 @@
-"""Franka Research 3 and Emika Panda with `franky-control`: its Cartesian impedance tracker.
+"""Franka Research 3 and Emika Panda through `franky-control`'s Cartesian impedance tracker.
 
-The impedance law runs at 1 kHz in franky's real-time thread. When this process is killed, the
-controller misses its commands and stops the arm (reflex `communication_constraints_violation`). A
-node that hangs leaves the arm at its last target, which leads it by a bounded distance. The law
-begins with the first target: until then the control unit keeps the position.
+The impedance law runs at 1 kHz in franky's real-time thread. If this process is killed, the
+controller misses its commands and stops the arm (reflex `communication_constraints_violation`). If
+the node hangs, the arm goes to its last target, which is a bounded distance ahead. The law starts
+with the first target; until then the control unit holds position.
 
 Not yet run on hardware.
 """
@@ -30,7 +30,7 @@ _OTHER_FIRMWARE = (
     " index that franky's README names (see hardware/arms.md)"
 )
 _NOT_READY = "unlock the joints, activate FCI in Desk, and run a real-time kernel"
-# Joint limits from the data sheets of Panda and FR3, the narrower of both [rad].
+# Joint limits from the data sheets of Panda and FR3, the narrower of the two [rad].
 _LOW = (-2.7437, -1.7628, -2.8973, -3.0421, -2.8065, 0.5445, -2.8973)
 _HIGH = (2.7437, 1.7628, 2.8973, -0.1518, 2.8065, 3.7525, 2.8973)
 _JOINTS = tuple(f"fr3_joint{number}" for number in range(1, 8))
@@ -38,20 +38,20 @@ _JOINTS = tuple(f"fr3_joint{number}" for number in range(1, 8))
 
 @dataclass(eq=False)
 class FrankaArm:
-    """One Franka arm, reached through FCI; needs `franky-control`."""
+    """A Franka arm reached through FCI; needs `franky-control`."""
 
     compliance: ClassVar[Compliance] = "impedance"
     joint_limits: ClassVar[JointLimits] = (_LOW, _HIGH)
 
     host: str  # name or IP address of the control unit
-    spring: Spring = field(default_factory=Spring)  # its stiffness; damping is critical, see franky
-    max_error_translation: float = 0.03  # largest that the spring acts on, per axis [m]
+    spring: Spring = field(default_factory=Spring)  # stiffness; damping is critical, see franky
+    max_error_translation: float = 0.03  # position error is clipped to this, per axis [m]
     max_error_rotation: float = 0.2  # the same for the rotation [rad]
     collision_torque: float = 40.0  # joint torque of the collision reflex [Nm]
-    collision_force: float = 60.0  # the same of the TCP [N]
+    collision_force: float = 60.0  # the same for the force at the TCP [N]
     joint_names: Sequence[str] = _JOINTS
-    posture_stiffness: float = 10.0  # with which the elbow is drawn to `posture` [Nm/rad]
-    tool: Tool | None = None  # must be set at the controller; None: any tool
+    posture_stiffness: float = 10.0  # pulls the elbow towards `posture` [Nm/rad]
+    tool: Tool | None = None  # must match the controller's settings; None: any tool
     timeout_s: float = 3.0  # for connecting [s]
 
     def __post_init__(self) -> None:
@@ -78,22 +78,22 @@ class FrankaArm:
         self.fault: str | None = None
 
     def examine(self) -> str:
-        """Say whether FCI listens, and leave it alone; raises `DriverError` where it does not."""
+        """Report whether FCI listens, without touching the arm; `DriverError` if it does not."""
         check_reachable("Franka control unit", self.host, _FCI_PORT, self.timeout_s)
         library = f"franky-control {version('franky-control')}"
         fits = "PyPI's 2.0 fits an FR3 with system 5.9.0 or newer, see hardware/arms.md"
         return f"FCI at {self.host}, {library} ({fits})"
 
     def connect(self) -> None:
-        """Reach the control unit, which keeps the position until the first target.
+        """Connect; the control unit holds position until the first target.
 
-        A reflex of before is not cleared: it is the `fault` until a person clears it. Raises as
+        An earlier reflex is not cleared: it remains the `fault` until a person clears it. Raises as
         `Arm.connect`.
         """
         check_reachable("Franka control unit", self.host, _FCI_PORT, self.timeout_s)
         try:
             self._robot = self._franky.Robot(self.host)
-            self._model = self._robot.model  # the control unit sends it; then it is computed here
+            self._model = self._robot.model  # sent by the control unit once, then evaluated locally
             if self.tool is not None:
                 state = self._robot.state
                 self.tool.check(_array(state.F_T_EE), state.m_total)
@@ -110,7 +110,7 @@ class FrankaArm:
             ) from error
 
     def read(self) -> ArmState:
-        """The newest measurement, 1 kHz while the controller runs, or `Stale`; see `Arm.read`."""
+        """Return the latest measurement, 1 kHz while the controller runs; raises as `Arm.read`."""
         if self._robot is None:
             raise DriverTimeout(
                 f"the Franka arm at {self.host} is not connected", hint="configure its node first"
@@ -133,12 +133,12 @@ class FrankaArm:
             np.array(state.dq, np.float64).ravel(),
             _array(pose),
             velocity,
-            # Libfranka reports what the arm exerts on its environment.
+            # Libfranka reports the wrench that the arm exerts on the environment.
             -np.array(state.O_F_ext_hat_K, np.float64).ravel(),
         )
 
     def command(self, target_pose: Vector) -> None:
-        """Set the equilibrium pose (7,); the first begins the law. Raises as `Arm.command`."""
+        """Set the equilibrium pose (7,); the first one starts control. Raises as `Arm.command`."""
         check_free("Franka arm", self.fault, self._stopped or self._robot is None)
         if self._tracker is None:
             try:
@@ -149,23 +149,23 @@ class FrankaArm:
         self._tracker.set_target(self._franky.Affine(target_pose[:3], target_pose[3:]))
 
     def forward_kinematics(self, joints: Vector) -> Vector:
-        """The pose (7,) of the flange, base frame, at joint positions (7,) [rad]."""
+        """Return the flange pose (7,), base frame, at joint positions (7,) [rad]."""
         flange, nothing = self._franky.Frame.Flange, self._franky.Affine()
         return _array(self._model.pose(flange, joints, nothing, nothing))
 
     def hold(self) -> None:
-        """Let the target be the measured pose."""
+        """Set the target to the measured pose."""
         if self._tracker is not None:
             pose = self.read().tcp_pose
             self._tracker.set_target(self._franky.Affine(pose[:3], pose[3:]))
 
     def stop(self) -> None:
-        """End the motion with franky's stop; the brakes of the controller stay open."""
+        """Stop the motion with franky's stop; the brakes stay open."""
         self._stopped = True
         self._end()
 
     def clear_errors(self) -> None:
-        """Recover from a reflex; the arm stands. `DriverFault` where that fails."""
+        """Recover from a reflex without moving the arm; `DriverFault` if that fails."""
         if self._robot is None:
             raise DriverFault("the Franka arm is not connected", hint="wait until it is")
         try:
@@ -181,7 +181,7 @@ class FrankaArm:
             raise DriverFault("the Franka arm does not recover", got=error) from error
 
     def close(self) -> None:
-        """End the motion and disconnect."""
+        """Stop the motion and disconnect."""
         self._end()
         self._robot = None
 
@@ -204,7 +204,7 @@ class FrankaArm:
         if tracker is not None:
             try:
                 tracker.stop()
-            except self._franky.Exception as error:  # it had ended by itself, or the cable is out
+            except self._franky.Exception as error:  # it ended by itself, or the cable is out
                 self.fault = self.fault or str(error)
 
     def _reported_fault(self) -> str | None:
@@ -218,5 +218,5 @@ class FrankaArm:
 
 
 def _array(pose: Any) -> Vector:
-    """The pose (7,) of a transformation of franky's."""
+    """Convert a franky transformation to a pose (7,)."""
     return np.concatenate([pose.translation, pose.quaternion]).astype(np.float64)

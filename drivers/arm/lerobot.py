@@ -1,8 +1,8 @@
-"""Any follower arm of the LeRobot library, such as an SO-101: moved by its joints.
+"""Any follower arm of the LeRobot library, such as an SO-101, with joint targets.
 
-Its motors hold positions and measure nothing else. A stop lets them hold where they are: LeRobot
-has none, and without torque the arm would fall. When this process is killed they keep their last
-target, which leads the arm by a bounded way.
+Its motors hold positions and measure only positions. LeRobot has no stop, and without torque the
+arm would fall, so a stop makes the motors hold their position. If this process is killed, they keep
+their last target, which is a bounded distance ahead of the arm.
 
 Tested with LeRobot's own classes and simulated servos; not yet run on hardware.
 """
@@ -24,23 +24,23 @@ from drivers.lerobot_devices import EXTRA, connected_device, release
 from robot_rl.errors import require
 from robot_rl.safety import ArmState, Compliance
 
-# Velocities are differences over about this time: a servo's position has coarse steps [s].
+# Time over which velocities are differenced, because servo positions have coarse steps [s].
 _VELOCITY_SECONDS = 0.2
 
 
 @dataclass(eq=False)
 class LeRobotArm:
-    """One arm that LeRobot can drive, and its gripper on the same wire; it has no pose."""
+    """An arm driven through LeRobot, with its gripper on the same bus; it has no pose."""
 
     compliance: ClassVar[Compliance] = "position"
     fault: ClassVar[str | None] = None  # LeRobot reports none
 
-    type: str  # LeRobot's name of the robot, such as so101_follower
-    joint_names: Sequence[str]  # names of its motors, without the gripper's
-    joint_low: Sequence[float]  # lowest positions that it may be asked for (n,) [rad]
+    type: str  # LeRobot's robot type, such as so101_follower
+    joint_names: Sequence[str]  # motor names, without the gripper's
+    joint_low: Sequence[float]  # lowest positions that may be commanded (n,) [rad]
     joint_high: Sequence[float]  # highest (n,) [rad]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of its LeRobot configuration
-    fingers: Fingers | None = field(default_factory=Fingers)  # its gripper
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for its LeRobot configuration
+    fingers: Fingers | None = field(default_factory=Fingers)  # the gripper; None without one
     units: str | None = None  # of its joints, degrees or radians; None: as LeRobot reports
 
     def __post_init__(self) -> None:
@@ -63,13 +63,13 @@ class LeRobotArm:
         self._device: Any = None
         self._stopped = False
         self.gripper_position = 0.0
-        self._grip: float | None = None  # newest command of the gripper, or where it is held
+        self._grip: float | None = None  # last gripper command, or its position at connect
         self._past: deque[tuple[float, Vector]] = deque()
         if self.fingers is not None:
             self.grip = self._take_grip
 
     def connect(self) -> None:
-        """Connect, and hold where it is; raises as `connected_device`, or `DriverTimeout`."""
+        """Connect and hold position; raises as `connected_device`, or `DriverTimeout`."""
         self.close()
         motors = (self.joint_names, self.fingers, self.units)
         self._device, self._positions = connected_device(
@@ -84,7 +84,7 @@ class LeRobotArm:
             raise
 
     def read(self) -> ArmState:
-        """Ask all motors where they are; `DriverTimeout` where they do not answer."""
+        """Read the positions of all motors; `DriverTimeout` if they do not answer."""
         asked_ns = time.time_ns()
         joints, grip = self._measured()
         self.gripper_position = 0.0 if grip is None else grip
@@ -98,16 +98,16 @@ class LeRobotArm:
         return ArmState(asked_ns, joints, velocities, pose, unknown, unknown)
 
     def command(self, target_pose: Vector) -> None:
-        """Not possible: a `DriverError`."""
+        """Raise `DriverError`: pose targets are not supported."""
         raise DriverError("a LeRobot arm takes joint targets, no poses")
 
     def command_joints(self, joints: Vector) -> None:
-        """Send the joints' targets (n,) [rad], and the gripper's; raises as `Arm.command`."""
+        """Send the targets of the joints (n,) [rad] and gripper; raises as `Arm.command`."""
         check_free("LeRobot arm", self.fault, self._stopped)
         self._send(joints)
 
     def hold(self) -> None:
-        """Let the joints' targets be where they are."""
+        """Set the joint targets to the measured positions."""
         self._send(self._measured()[0])
 
     def stop(self) -> None:
@@ -116,12 +116,12 @@ class LeRobotArm:
         self.hold()
 
     def clear_errors(self) -> None:
-        """Allow motion again; the arm holds where it is."""
+        """Allow motion again; the arm holds its position."""
         self.hold()
         self._stopped = False
 
     def close(self) -> None:
-        """Let go of it; whether its motors then hold is `disable_torque_on_disconnect`."""
+        """Disconnect; `disable_torque_on_disconnect` decides whether the motors then hold."""
         device, self._device = self._device, None
         if device is not None:
             release(device)
@@ -133,7 +133,7 @@ class LeRobotArm:
         observe = lambda device: device.get_observation()  # noqa: E731
         try:
             numbers = self._asked("measure", observe)
-        except DriverTimeout:  # a servo's answer is lost now and then
+        except DriverTimeout:  # servos occasionally lose an answer
             numbers = self._asked("measure", observe)
         return self._positions.taken(numbers)
 
@@ -146,7 +146,7 @@ class LeRobotArm:
             raise DriverError("the LeRobot arm is not connected", hint="call connect first")
         try:
             return ask(self._device)
-        except Exception as error:  # each robot raises errors of its own
+        except Exception as error:  # each robot type raises different errors
             raise DriverTimeout(
                 f"the {self.type} does not {what} its motors",
                 got=error,

@@ -1,16 +1,16 @@
-"""The arm's node: any arm driver on topics, with the guard that holds when every client is dead.
+"""Arm node: exposes any arm driver as ROS topics, with a guard that holds if all clients die.
 
     publishes   joint_states, current_pose, current_twist, current_wrench, applied_pose, mode
-    subscribes  target_pose: the equilibrium of the Cartesian impedance controller, base frame
-    services    stop, clear_errors, reset (std_srvs/Trigger); zero_ft, of arms that can do it
+    subscribes  target_pose: equilibrium of the Cartesian impedance controller, base frame
+    services    stop, clear_errors, reset (std_srvs/Trigger); zero_ft if the arm supports it
 
-An arm that takes joint targets has `target_joints` and `applied_joints` instead, and publishes what
-it knows of the others; one with a gripper on its own wire has the topics of the gripper's node too.
-`applied_pose` is each accepted target after the limits of workspace, tilt, step and lead, with the
-stamp of its command. `mode` (String) says at each change what the arm does and why: `hold`,
-`follow`, `reset` or `stopped`, a colon, the reason. A stop, the arm's own faults included, outlives
-this node: after a restart the arm is stopped until `clear_errors`. How the guard works is in
-`robot_rl.safety.ArmGuard`; what it refused and limited is in `/diagnostics`.
+An arm with joint targets has `target_joints` and `applied_joints` instead, and publishes whichever
+of the other topics it can measure. If the driver also runs a gripper, the node adds the gripper
+node's topics. `applied_pose` is each accepted target after the workspace, tilt, step and lead
+limits, stamped like its command. `mode` (String) reports each change as `hold`, `follow`, `reset`
+or `stopped`, then a colon and the reason. A stop, including an arm fault, survives a restart of
+this node: the arm stays stopped until `clear_errors`. See `robot_rl.safety.ArmGuard` for the guard;
+`/diagnostics` counts refused and limited commands.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ _NUMBER = re.compile(r"[\d.]+")
 class ArmNode(DeviceNode):
     """The node of an arm.
 
-    Parameters (ROS), beside those of `DeviceNode`: `limits.*` of `ArmLimits`, or of
-    `JointArmLimits` where the arm takes joint targets; `contact_task`; `reset.pose` or
-    `reset.joints`, and the other `reset.*` of `ResetOptions`; `stop_folder`.
+    ROS parameters, besides those of `DeviceNode`: `limits.*` of `ArmLimits`, or of `JointArmLimits`
+    for joint targets; `contact_task`; `reset.pose` or `reset.joints`, and the other `reset.*` of
+    `ResetOptions`; `stop_folder`.
     """
 
     driver_family: ClassVar[type[Any]] = Arm
     default_rate_hz: ClassVar[float] = 100.0
-    guard: ArmGuard  # of this driver's arm, from the first configure on
+    guard: ArmGuard  # for this driver's arm; set by the first configure
 
     def __init__(self, name: str = "arm", **options: Any) -> None:
         super().__init__(name, **options)
         self._given = ArmParameters(self)
 
     def setup(self) -> None:
-        """Make the guard of this driver's arm.
+        """Create the guard for this driver's arm.
 
-        Raises `RobotRLError` for limits that could not hold, an arm too stiff for a contact task,
-        `reset.joints` that it cannot go to, or a stop that could not be kept.
+        Raises `RobotRLError` if the limits are invalid, the arm is too stiff for a contact
+        task, it cannot reach `reset.joints`, or a stop cannot be stored.
         """
         driver, given = self.driver, self._given
         self.guard = ArmGuard(given.limits(driver))
@@ -87,19 +87,19 @@ class ArmNode(DeviceNode):
         kept = self._latch.reason()
         if kept is not None:
             self.guard.stop(f"since before this node started: {kept}")
-        self._stops = self.guard.counts["stop"]  # that the driver knows of
+        self._stops = self.guard.counts["stop"]  # already passed on to the driver
         self._reset_done: Future | None = None
-        self._is_led = False  # by targets, since it was found
-        self._heard = -math.inf  # when a command came last, on the steady clock [s]
-        self._reset_is_accompanied = False  # by a client that keeps sending
+        self._is_led = False  # has followed targets since it was connected
+        self._heard = -math.inf  # time of the last command, steady clock [s]
+        self._reset_is_accompanied = False  # the client keeps sending during the reset
         self.last_refusal = ""
         self._published_mode = ""
         self._frame = BASE_FRAME  # as named by the driver
-        self._several = ""  # newest message about several publishers of commands
+        self._several = ""  # last message about multiple command publishers
         self._rest = Rest(self.rate_hz)
 
     def make_topics(self) -> None:
-        """Make everything that ROS sees of the arm."""
+        """Create the arm's publishers, subscriptions and services."""
         sensors = qos.sensor_publisher(self.rate_hz)
         publisher = self.create_publisher
         self._joint_states = publisher(JointState, "joint_states", sensors)
@@ -110,7 +110,7 @@ class ArmNode(DeviceNode):
         self._applied = publisher(targets.kind, targets.applied_topic, sensors)
         self._mode = publisher(String, "mode", qos.latched())
         self._gripper: Any = None
-        if hasattr(self.driver, "grip"):  # it is on the arm's own wire
+        if hasattr(self.driver, "grip"):  # the driver also runs a gripper
             self._gripper = publisher(JointState, "gripper/state", sensors)
             self.subscribe_to_commands(Float64, "gripper/command", self._take_grip)
         self.subscribe_to_commands(targets.kind, targets.topic, self._take_target)
@@ -118,14 +118,14 @@ class ArmNode(DeviceNode):
         if hasattr(self.driver, "zero_ft"):  # its force sensor drifts
             self.serve("zero_ft", self._zero_ft)
         self._clearing = self.serve("clear_errors", self._clear_errors)
-        # It waits for the motion to end; in a group of its own it keeps nothing else from running.
+        # `reset` waits until the motion ends; its own callback group keeps it from blocking others.
         group = MutuallyExclusiveCallbackGroup()
         self.create_service(Trigger, "reset", self._on_reset, callback_group=group)
 
     # -- the loop -------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Read the arm, move it as the guard allows, and publish what is new."""
+        """Read the arm, move it within the guard's limits, and publish any new measurement."""
         state = self._drive()
         self._rest.take(state)
         if self.freshness.is_new(state.stamp_ns):
@@ -139,7 +139,7 @@ class ArmNode(DeviceNode):
             self._forget("the client fell silent in the middle of its reset")
 
     def publish_state(self, state: ArmState) -> None:
-        """Publish a new measurement; pose, velocity and wrench only where they are known."""
+        """Publish a new measurement; skip pose, velocity or wrench if unknown."""
         stamp, joints = state.stamp_ns, self.driver.joint_names
         measured = (state.joint_positions, state.joint_velocities, stamp)
         self._joint_states.publish(conversions.joint_state_message(joints, *measured))
@@ -155,12 +155,12 @@ class ArmNode(DeviceNode):
             self._gripper.publish(conversions.joint_state_message([JOINT], grip, None, stamp))
 
     def _drive(self) -> ArmState:
-        """Read the arm, and send it the guard's target."""
+        """Read the arm and send it the guard's target."""
         guard, driver = self.guard, self.driver
         try:
             state: ArmState = driver.read()
             self._check_stamp(state)
-        except MeasuredTwice as error:  # the next measurement may be of the other publisher
+        except MeasuredTwice as error:  # the next measurement may come from the other publisher
             guard.stop(str(error))
             self._heed_stop()
             raise
@@ -176,7 +176,7 @@ class ArmNode(DeviceNode):
             self._is_led = self._is_led or guard.mode in (Mode.FOLLOW, Mode.RESET)
             if target is not None and self._is_led:  # control starts with the first command
                 self._send(target)
-        except DriverFault as fault:  # it came up since it was read
+        except DriverFault as fault:  # occurred after the read
             self._stop_guard(str(fault))
         finally:
             self._heed_stop()
@@ -187,7 +187,7 @@ class ArmNode(DeviceNode):
         self._stops = self.guard.counts["stop"]
 
     def _heed_stop(self) -> None:
-        """Publish the mode, and pass a stop of the guard on to the driver."""
+        """Publish the mode and forward a guard stop to the driver."""
         self._publish_mode()
         if self._stops != self.guard.counts["stop"]:
             self._stops = self.guard.counts["stop"]
@@ -207,7 +207,7 @@ class ArmNode(DeviceNode):
     def _publish_mode(self) -> None:
         mode = f"{self.guard.mode.value}: {self.guard.reason}"
         if (words := _NUMBER.sub("", mode)) == self._published_mode:
-            return  # an age, for example, is another one at every poll
+            return  # only a number changed, such as an age
         self._published_mode = words
         if self.guard.mode is Mode.STOPPED:
             try:
@@ -217,19 +217,19 @@ class ArmNode(DeviceNode):
         self._mode.publish(String(data=mode))
 
     def commanded_by_several(self, problem: str) -> None:
-        """Stop: a person has to find out which publisher is right."""
+        """Stop, because a person must find out which publisher is right."""
         self.guard.refuse("publishers", problem)
-        if self.guard.reason == self._several:  # a name has come later than its publisher
+        if self.guard.reason == self._several:  # a publisher's name was discovered late
             self.guard.reason = problem
         self.guard.stop(problem)
         self._several = problem
         self._heed_stop()
 
     def _take_target(self, message: Any) -> None:
-        """Take a command: check it, and move at once instead of at the next poll."""
+        """Check a command and move at once instead of at the next poll."""
         guard = self.guard
         self._heard = now = time.monotonic()
-        if self._resets.busy:  # it shows that somebody is there
+        if self._resets.busy:  # this only proves that the client is alive
             self._reset_is_accompanied = True
             return
         stamp = to_nanoseconds(message.header.stamp)
@@ -237,24 +237,24 @@ class ArmNode(DeviceNode):
         goal = guard.command(numbers, stamp, now, time.time_ns())
         self.last_refusal = ""
         self._applied.publish(self._targets.message(goal, stamp, self._frame))
-        with contextlib.suppress(RobotRLError):  # the next poll meets the same, and reports it
+        with contextlib.suppress(RobotRLError):  # the next poll hits the same error and reports it
             self._drive()
 
     def _take_grip(self, message: Float64) -> None:
-        """Take a command for the gripper; it goes to the arm with the next target."""
+        """Accept a gripper command; it goes out with the arm's next target."""
         if self.guard.mode is Mode.STOPPED:
             problem = "the gripper does not move while its arm is stopped"
             raise DriverFault(problem, got=self.guard.reason, hint="call clear_errors")
         self.driver.grip(check_position(message.data))
         self._is_led = True
 
-    # -- what people ask for ----------------------------------------------------------------------
+    # -- operator requests ------------------------------------------------------------------------
 
     def _stop(self) -> str:
         reason = "the service stop was called"
         self._stop_guard(reason)
-        with self.refusing(self._clearing, "arm"):  # a client that reads the mode knows of the stop
-            self._publish_mode()  # also keeps the stop, whatever the driver does next
+        with self.refusing(self._clearing, "arm"):  # clients see the stop in `mode`
+            self._publish_mode()  # also stores the stop, whatever the driver does next
             self.get_logger().warning(f"stopped: {reason}")
             if self.is_connected:
                 self._stop_driver()
@@ -271,7 +271,7 @@ class ArmNode(DeviceNode):
             ) from error
 
     def _stop_driver_or_log(self) -> None:
-        """Go on, and say what kept the driver from stopping."""
+        """Stop the driver; log a failure instead of raising it."""
         try:
             self._stop_driver()
         except DriverError as error:
@@ -289,15 +289,15 @@ class ArmNode(DeviceNode):
         self._is_led = False
         self._latch.release()
         self.guard.clear()
-        self._publish_mode()  # now: a stop that follows at once is a change, and is kept
+        self._publish_mode()  # now, so that an immediate stop counts as a change and is stored
         return "the arm holds, and follows commands again"
 
     def _zero_ft(self) -> str:
-        """Zero the force sensor of an arm that holds; afterwards it holds where it is measured."""
+        """Zero the force sensor of a holding arm; it then holds at its measured position."""
         if not (self.is_connected and self.is_polling) or self.guard.mode is not Mode.HOLD:
             raise DriverError(f"only where the arm holds; it is: {self.guard.mode.value}")
         force = self._rest.force()
-        self._forget("the force sensor is zeroed")  # whatever comes of it
+        self._forget("the force sensor is zeroed")  # whether or not zeroing succeeds
         self.driver.zero_ft()
         return f"the force sensor reads zero now; it read {force:.1f} N"
 
@@ -322,42 +322,42 @@ class ArmNode(DeviceNode):
         if outcome is not None and self._reset_done is not None:
             self._reset_done.set_result(outcome)
 
-    # -- the life of the node ---------------------------------------------------------------------
+    # -- node lifecycle ---------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """Hold where the arm is found; one that is stopped stays so, by its own means too."""
+        """Hold at the measured position; if the arm was stopped, stop the driver too."""
         self._is_led = False
         self._forget("connected", unheld=True)
         if self.guard.mode is Mode.STOPPED:
             self._stop_driver_or_log()
 
     def disconnected(self) -> None:
-        """Hold, and forget the measurements."""
+        """Hold, and discard the measurements."""
         self._forget("the arm is not connected")
 
     def _forget(self, reason: str, **where: bool) -> None:
-        """Hold, whatever it was doing; for `where` see `ArmGuard.forget`."""
+        """Abort any motion and hold; for `where` see `ArmGuard.forget`."""
         self._conclude_reset(self._resets.give_up(reason))
         self.guard.forget(reason, **where)
         self._rest.forget()
         self._publish_mode()
 
     def activating(self) -> None:
-        """Hold where the arm is found."""
+        """Hold at the measured position."""
         self._is_led = False
         self._forget("activated", elsewhere=True)
 
     def deactivated(self) -> None:
-        """Hold: whether or not the arm answers, nothing more is sent to it."""
+        """Hold; nothing more is sent to the arm, whether or not it answers."""
         self._forget("deactivated")
         if self.is_connected:
             try:
                 self.driver.hold()
-            except Exception as error:  # this transition must not fail with the arm
+            except Exception as error:  # an arm error must not fail this transition
                 self.get_logger().error(f"the arm was not asked to hold: {described(error)}")
 
     def facts(self) -> Mapping[str, object]:
-        """Mode, reason, the compliance, and what was refused and limited."""
+        """Report mode, reason, compliance, and counts of refused and limited commands."""
         if not self.is_configured:
             return {}
         guard = self.guard
@@ -370,13 +370,13 @@ class ArmNode(DeviceNode):
         }
 
     def warning(self) -> str | None:
-        """A stop, or commands that are being refused."""
+        """Report a stop, or commands being refused."""
         if self.guard.mode is Mode.STOPPED:
             return f"stopped: {self.guard.reason}"
         return super().warning()
 
 
-main = partial(run_node, ArmNode)  # its driver is in the parameter `driver`
+main = partial(run_node, ArmNode)  # the parameter `driver` selects the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""The ROS parameters of the arm's node, and the limits and resets that they describe."""
+"""ROS parameters of the arm node, and the limits and resets they define."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _RESET_POSE = "reset.pose"
 class ArmParameters:
     """The parameters `limits.*`, `reset.*`, `contact_task` and `stop_folder`.
 
-    Of an arm that takes poses `limits.workspace_low` and `limits.workspace_high` are required; of
-    one that takes joint targets its driver knows the ranges, and no limit of a pose counts.
+    An arm with pose targets requires `limits.workspace_low` and `limits.workspace_high`. For one
+    with joint targets, the driver supplies the joint ranges, and pose limits do not apply.
     """
 
     def __init__(self, node: DeviceNode) -> None:
@@ -63,10 +63,10 @@ class ArmParameters:
         self.stop_folder = Path(node.parameter("stop_folder", str(default_stop_folder()), text))
 
     def limits(self, driver: Any) -> ArmLimits | JointArmLimits:
-        """The limits of a driver's arm.
+        """Return the limits for a driver's arm.
 
-        Raises `RobotRLError` for limits that could not hold, limits of a pose for an arm that takes
-        joint targets, and an arm too stiff for a contact task.
+        Raises `RobotRLError` if the limits are invalid, a workspace is given for an arm with
+        joint targets, or the arm is too stiff for a contact task.
         """
         low, high = map(tuple, driver.joint_limits)
         limits: ArmLimits | JointArmLimits
@@ -85,7 +85,7 @@ class ArmParameters:
         return limits
 
     def resets(self, driver: Any, guard: ArmGuard) -> Resets:
-        """The resets of a driver's arm; `RobotRLError` for `reset.joints` that it cannot go to."""
+        """Return the resets of a driver's arm; `RobotRLError` if it cannot reach `reset.joints`."""
         self._waypoints: Vector = reset_waypoints(driver, self._reset_joints, guard.limits)
         options = ResetOptions(**self._reset)
         if isinstance(guard.limits, JointArmLimits):
@@ -93,10 +93,10 @@ class ArmParameters:
         return Resets(guard, options, getattr(driver, "forward_kinematics", None))
 
     def reset_end(self, guard: ArmGuard) -> Any:
-        """Where a reset ends, a pose (7,) or waypoints (k, n).
+        """Return where a reset ends, as a pose (7,) or waypoints (k, n).
 
-        Raises `CommandRefused` where both or neither is given, `DriverError` for a pose of an arm
-        that takes joint targets.
+        Raises `CommandRefused` if both or neither is given. For an arm with joint targets, raises
+        `DriverError` if a pose is given or waypoints are missing.
         """
         pose = self._node.get_parameter(_RESET_POSE).value
         if isinstance(guard.limits, JointArmLimits) and (pose or not len(self._waypoints)):
@@ -110,7 +110,7 @@ class ArmParameters:
     def _numbers(
         self, group: str, options: type[ArmLimits | JointArmLimits | ResetOptions]
     ) -> dict[str, Any]:
-        """The values of the options that are parameters; both kinds of limits share some."""
+        """Return the values of options that are parameters; both kinds of limits share some."""
         node = self._node
         numbers = {f"{group}.{each.name}": each for each in fields(options) if each.metadata}
         return {

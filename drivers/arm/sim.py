@@ -1,4 +1,4 @@
-"""The simulated arm: a Panda in the MuJoCo world of a task, in real time."""
+"""The simulated arm: a Panda in a task's MuJoCo world, in real time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivers.base import DriverError, Stale
 from drivers.live_world import LiveWorld
 from robot_rl.safety import ArmState, Compliance
 
-# Damping of a simulated joint over its stiffness: it swings little, and is at its target soon [s].
+# Damping over stiffness of a simulated joint; gives little overshoot and a fast response [s].
 _DAMPING_SECONDS = 0.08
 
 
@@ -23,15 +23,15 @@ _DAMPING_SECONDS = 0.08
 class SimArm(LiveWorld):
     """A simulated Panda under Cartesian impedance control, in real time.
 
-    Physics runs in a thread of its own. As on a real Panda, a contact force over `reflex_force`
-    stops the arm until `clear_errors`. It is the measured one, a mean over 0.1 s: the joint torque
-    sensors of a real arm do not see the first millisecond of an impact either.
+    Physics runs in a separate thread. As on a real Panda, a contact force above `reflex_force`
+    stops the arm until `clear_errors`. The force is averaged over 0.1 s, because a real arm's joint
+    torque sensors do not detect the first millisecond of an impact either.
     """
 
     compliance: ClassVar[Compliance] = "impedance"
 
     reflex_force: float = 150.0  # measured contact force of the collision reflex [N]
-    stale_after_s: float = 0.5  # age at which a measurement is too old: the machine is too busy
+    stale_after_s: float = 0.5  # older measurements mean that the machine is overloaded [s]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,13 +43,13 @@ class SimArm(LiveWorld):
         self.reset(self.seed)
 
     def connect(self) -> None:
-        """Let time pass in the world."""
+        """Set the posture and start the physics thread."""
         with self._lock:
             self._lean()
         super().connect()
 
     def read(self) -> ArmState:
-        """The newest measurement; raises as `Arm.read`, also where the simulation has failed."""
+        """Return the latest measurement; raises as `Arm.read`, or if the simulation failed."""
         self.check_running()
         age = time.monotonic() - self._measured_at
         if age > self.stale_after_s:
@@ -59,18 +59,18 @@ class SimArm(LiveWorld):
         return self._state
 
     def command(self, target_pose: Vector) -> None:
-        """Set the equilibrium pose (7,), which physics takes next; raises as `Arm.command`."""
+        """Set the equilibrium pose (7,) for the next physics step; raises as `Arm.command`."""
         self.check_running()
         with self._lock:
             check_free("simulated arm", self.fault, self._stopped)
             self._world.set_target(target_pose)
 
     def forward_kinematics(self, joints: Vector) -> Vector:
-        """The pose (7,) of the TCP, which is the flange here, at joint positions (7,) [rad]."""
+        """Return the pose (7,) of the TCP (here the flange) at joint positions (7,) [rad]."""
         return self._world.kinematics.pose(joints)
 
     def hold(self) -> None:
-        """Let the target be the measured pose."""
+        """Set the target to the measured pose."""
         with self._lock:
             self._stay()
 
@@ -81,7 +81,7 @@ class SimArm(LiveWorld):
             self._brake()
 
     def clear_errors(self) -> None:
-        """Allow motion again; the arm holds where it is."""
+        """Allow motion again; the arm holds its position."""
         with self._lock:
             self._wrenches.clear()
             self.fault, self._stopped = None, False
@@ -89,9 +89,9 @@ class SimArm(LiveWorld):
             self._stay()
 
     def reset(self, seed: int) -> Vector:
-        """Begin the episode of a seed, as `SimRobot` does; returns the arm's pose (7,).
+        """Start the episode of a seed, as `SimRobot` does; returns the arm's pose (7,).
 
-        A fault is over: it is another scene.
+        Clears a fault, because the scene is new.
         """
         with self._lock:
             start_pose = self._begin(seed)
@@ -132,9 +132,9 @@ class SimArm(LiveWorld):
 
 @dataclass(eq=False)
 class SimJointArm(SimArm):
-    """The same arm, but it takes joint targets: each joint has a spring and a damper."""
+    """The same arm with joint targets: each joint has a spring and a damper."""
 
-    # Stiffness of the springs (n,) [Nm/rad]; as of a Panda under its own joint impedance.
+    # Spring stiffness (n,) [Nm/rad], as of a Panda under its own joint impedance.
     stiffness: Sequence[float] = (600.0, 600.0, 600.0, 400.0, 200.0, 100.0, 50.0)
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class SimJointArm(SimArm):
         self._world.control_joints(stiffness, _DAMPING_SECONDS * stiffness)
 
     def command_joints(self, joints: Vector) -> None:
-        """Set the joints' targets (n,) [rad]; raises as `Arm.command`."""
+        """Set the joint targets (n,) [rad]; raises as `Arm.command`."""
         self.check_running()
         with self._lock:
             check_free("simulated arm", self.fault, self._stopped)
@@ -162,4 +162,4 @@ class SimJointArm(SimArm):
         self._stay()
 
     def _lean(self) -> None:
-        """Its target is its posture."""
+        """Do nothing: the target already is the posture."""

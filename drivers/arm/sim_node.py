@@ -1,6 +1,6 @@
-"""The node of the simulated arm, which owns the world of all simulated devices.
+"""Node of the simulated arm, which owns the world of all simulated devices.
 
-It has the topics of `drivers.arm.node` and of `robot_rl.ros.sim_topics`.
+Its topics are those of `drivers.arm.node` and `robot_rl.ros.sim_topics`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from robot_rl.safety import ArmState, Mode
 
 
 class SimArmNode(ArmNode):
-    """The arm's node, with the topics of its world."""
+    """The arm's node, plus the topics of its world."""
 
     driver_family = SimArm
 
@@ -26,12 +26,12 @@ class SimArmNode(ArmNode):
         self._scene_topics = SceneTopics(self)
 
     def make_topics(self) -> None:
-        """Add what only a simulation has."""
+        """Add the simulation's topics and services."""
         super().make_topics()
         self._scene_topics.make(self._begin_episode)
 
     def publish_state(self, state: ArmState) -> None:
-        """Publish the arm's state and the scene's."""
+        """Publish the state of the arm and the scene."""
         super().publish_state(state)
         self._scene_topics.publish()
 
@@ -47,7 +47,7 @@ class SimArmNode(ArmNode):
         return f"episode {seed}"
 
 
-main = partial(run_node, SimArmNode)  # its driver is in the parameter `driver`
+main = partial(run_node, SimArmNode)  # the parameter `driver` selects the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

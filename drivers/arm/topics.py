@@ -1,7 +1,7 @@
 """Arms that already have a controller on ROS 2 topics.
 
-One of Cartesian impedance takes poses; ros2_control's `joint_trajectory_controller` takes joint
-angles. Its topics must be in another namespace than the arm's node, or have other names.
+A Cartesian impedance controller takes poses; ros2_control's `joint_trajectory_controller` takes
+joint angles. The controller's topics need a different namespace or names than the arm's node.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _POSE, _WRENCH = "geometry_msgs/msg/PoseStamped", "geometry_msgs/msg/WrenchStamp
 
 @dataclass(eq=False)
 class TopicArm(TopicDriver, ABC):
-    """Reads an arm's state from topics; a subclass publishes its commands."""
+    """Reads an arm's state from topics; subclasses publish its commands."""
 
-    fault: ClassVar[str | None] = None  # always None: the controller's faults are its own business
+    fault: ClassVar[str | None] = None  # always None: topics do not report controller faults
     namespace: str  # of the controller's topics
-    joint_names: Sequence[str]  # names of the arm's joints in its JointState
+    joint_names: Sequence[str]  # joint names in the arm's JointState
     _: KW_ONLY
     joint_topic: str = "joint_states"  # JointState
-    # PoseStamped, measured; empty where the subclass tells it from the joints.
+    # PoseStamped, measured; empty if the subclass computes it from the joints.
     pose_topic: str = "current_pose"
-    # TwistStamped, measured in the base frame; empty where there is none.
+    # TwistStamped, measured in the base frame; empty if not measured.
     twist_topic: str = "current_twist"
-    # WrenchStamped, what the environment exerts, in the base frame; empty where there is none.
+    # WrenchStamped exerted by the environment, in the base frame; empty if not measured.
     wrench_topic: str = "current_wrench"
-    stale_after_s: float = 0.1  # age at which a measurement is too old [s]
+    stale_after_s: float = 0.1  # largest age of a measurement [s]
     timeout_s: float = 5.0  # for the first messages [s]
-    # `frame_id` of the base frame, which what is measured must have; empty: whichever most have.
-    # Targets bear it too.
+    # `frame_id` of the base frame, required of measurements and set on targets; empty: the most
+    # common one among the measurements.
     frame: str = ""
 
     def __post_init__(self) -> None:
@@ -55,16 +55,16 @@ class TopicArm(TopicDriver, ABC):
         self.joint_limits: JointLimits = ((), ())
         self._sensors: dict[str, Sensor] = {}
         self._publisher: Any = None
-        self._kinematics: Any = None  # in a subclass that computes the pose from the joints
+        self._kinematics: Any = None  # set by subclasses that compute the pose from the joints
 
     def examine(self) -> str:
-        """Say what its controller publishes, and send nothing; raises `DriverError` if nothing."""
+        """List the controller's topics, sending nothing; `DriverError` if one is not published."""
         return self.published(
             self.joint_topic, self.pose_topic, self.twist_topic, self.wrench_topic
         )
 
     def connect(self) -> None:
-        """Subscribe, and wait for the first message of each topic, or raise `RobotInterrupted`."""
+        """Subscribe and wait for the first message on each topic, or raise `RobotInterrupted`."""
         from robot_rl.ros import conversions, qos
         from robot_rl.ros.ros_client import message_type
         from robot_rl.ros.sensors import Sensor, wait_for_all
@@ -77,9 +77,9 @@ class TopicArm(TopicDriver, ABC):
             "twist": (self.twist_topic, "geometry_msgs/msg/TwistStamped", conversions.twist_array),
             "wrench": (self.wrench_topic, _WRENCH, conversions.wrench_array),
         }
-        # Each controller may publish the states of its own joints.
+        # Several controllers may publish JointState, each for its own joints.
         own = lambda message: bool(set(self.joint_names) & set(message.name))  # noqa: E731
-        # A force in the tool's frame would be felt in another direction.
+        # A force given in the tool frame would be read in the wrong direction.
         frames = dict.fromkeys(["pose", "twist", "wrench"], self._named)
         self._sensors = {
             name: Sensor(
@@ -101,9 +101,9 @@ class TopicArm(TopicDriver, ABC):
         wait_for_all(self._sensors.values(), 1, self.timeout_s)
 
     def read(self) -> ArmState:
-        """The newest messages that were measured together; velocity and wrench NaN without a topic.
+        """Return the latest measurements taken together; velocity and wrench NaN without a topic.
 
-        Raises `DriverError` where it is not connected, and else `RobotInterrupted`.
+        Raises `DriverError` if not connected, otherwise `RobotInterrupted`.
         """
         from robot_rl.ros.sensors import check_all, together
 
@@ -127,23 +127,23 @@ class TopicArm(TopicDriver, ABC):
 
     @abstractmethod
     def command(self, target_pose: Vector) -> None:
-        """Publish what leads to a target pose (7,), or nothing and raise `DriverFault`."""
+        """Publish the command for a target pose (7,), or raise `DriverFault` without publishing."""
 
     def hold(self) -> None:
-        """Nothing: the controller keeps its last target, which leads the arm by a bounded way."""
+        """Do nothing: the controller keeps its last target, a bounded distance ahead of the arm."""
 
     def stop(self) -> None:
-        """Nothing: topics have no stop. The guard sends what leads to a halt, and then no more."""
+        """Do nothing: topics have no stop. The guard sends a halting target, then no more."""
 
     def clear_errors(self) -> None:
-        """Nothing: the controller's faults are its own business."""
+        """Do nothing: the controller handles its own faults."""
 
     @abstractmethod
     def _commands(self) -> tuple[str, str]:
-        """Type and topic of the commands."""
+        """Message type and topic of the commands."""
 
     def _base_frame(self) -> str:
-        """The configured name, else that of the measured pose, else this stack's."""
+        """Return the configured frame name, else the measured one, else robot_rl's default."""
         return self._named() or "base"
 
     def _named(self) -> str:
@@ -155,15 +155,15 @@ class TopicArm(TopicDriver, ABC):
 
 @dataclass(eq=False)
 class PoseTopicArm(TopicArm):
-    """An arm whose controller takes target poses, for example a Cartesian impedance controller.
+    """An arm whose controller takes target poses, such as a Cartesian impedance controller.
 
-    What the arm does when this process is killed is the controller's business: unless it has a
-    watchdog of its own it keeps its last target, which leads the arm by a bounded distance.
+    If this process is killed, the controller decides what the arm does: without a watchdog it keeps
+    its last target, which is a bounded distance ahead of the arm.
     """
 
     _: KW_ONLY
-    target_topic: str = "target_pose"  # PoseStamped, of commands
-    compliance: Compliance = "impedance"  # the controller's
+    target_topic: str = "target_pose"  # PoseStamped, for commands
+    compliance: Compliance = "impedance"  # of the controller
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,7 +176,7 @@ class PoseTopicArm(TopicArm):
             )
 
     def command(self, target_pose: Vector) -> None:
-        """Publish a target (7,)."""
+        """Publish a target pose (7,)."""
         from robot_rl.ros.conversions import pose_message
 
         self._publisher.publish(pose_message(target_pose, time.time_ns(), self._base_frame()))
@@ -187,24 +187,24 @@ class PoseTopicArm(TopicArm):
 
 @dataclass(eq=False)
 class TrajectoryTopicArm(TopicArm):
-    """Solves targets to joint angles, and publishes them as trajectories.
+    """Converts target poses to joint angles by inverse kinematics and publishes trajectories.
 
-    It is position controlled. Each command is a trajectory of one point, `horizon_s` ahead: when
-    this process is killed, the controller ends it and holds. Without a `pose_topic` the model tells
-    the pose from the joints, whose names are those of the model too.
+    The arm is position controlled. Each command is a one-point trajectory, `horizon_s` ahead: if
+    this process is killed, the controller finishes it and holds. Without a `pose_topic`, the pose
+    is computed from the joints, which must have the same names in the model.
     """
 
     compliance: ClassVar[Compliance] = "position"
 
-    model: str  # MJCF of the arm: a path, or one that begins with `hardware/`
+    model: str  # MJCF of the arm: a path, or a resource that starts with `hardware/`
     _: KW_ONLY
-    tcp_site: str = "tcp"  # name of the site of the TCP in the model, whose world is the base frame
+    tcp_site: str = "tcp"  # the model's TCP site; the model's world is the base frame
     command_topic: str = "joint_trajectory_controller/joint_trajectory"  # JointTrajectory
     pose_topic: str = ""
     twist_topic: str = ""
     wrench_topic: str = ""
-    horizon_s: float = 0.1  # time until the point of a trajectory [s]
-    max_joint_step: float = 0.3  # farthest that a joint may go in one command [rad]
+    horizon_s: float = 0.1  # time until the trajectory's point [s]
+    max_joint_step: float = 0.3  # largest joint motion of one command [rad]
 
     def __post_init__(self) -> None:
         import mujoco
@@ -229,9 +229,9 @@ class TrajectoryTopicArm(TopicArm):
         self.joint_limits = tuple(arm.low.tolist()), tuple(arm.high.tolist())
 
     def command(self, target_pose: Vector) -> None:
-        """Publish a trajectory of one point, the joint angles of a target pose (7,).
+        """Publish a one-point trajectory to the joint angles of a target pose (7,).
 
-        Nothing is sent where it cannot be reached, or a joint would jump: a `DriverFault`.
+        Raises `DriverFault` and sends nothing if the pose is unreachable or a joint would jump.
         """
         from builtin_interfaces.msg import Duration
         from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
@@ -255,7 +255,7 @@ class TrajectoryTopicArm(TopicArm):
         self._publisher.publish(JointTrajectory(joint_names=list(self.joint_names), points=[point]))
 
     def forward_kinematics(self, joints: Vector) -> Vector:
-        """The pose (7,) of the TCP, base frame, at joint positions (n,) [rad]."""
+        """Return the pose (7,) of the TCP, base frame, at joint positions (n,) [rad]."""
         return np.asarray(self._kinematics.pose(joints))
 
     def _commands(self) -> tuple[str, str]:

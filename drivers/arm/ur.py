@@ -1,13 +1,13 @@
-"""Universal Robots (CB3 and e-Series) with `ur-rtde`: a Cartesian impedance made in force mode.
+"""Universal Robots (CB3 and e-Series) with `ur-rtde`: Cartesian impedance through force mode.
 
 A thread streams `forceMode` at `rate_hz`: the wrench of a spring between the TCP and its target.
-The controller's own watchdog is armed with `setWatchdog`: when this process is killed, or its node
-no longer reads the arm, the program on the controller ends and the arm stands in position control.
-Force mode begins with the first target that asks for motion: until then, and after `hold`, the
-controller keeps the position. A contact, or a force sensor that is not zeroed, moves no arm then.
+`setWatchdog` arms the controller's watchdog: if this process is killed or its node stops reading
+the arm, the controller's program ends and the arm holds in position control. Force mode starts with
+the first target that requires motion. Until then, and after `hold`, the controller holds position,
+so neither a contact nor an unzeroed force sensor can move the arm.
 
-Poses, velocities and wrenches are in the controller's frame `base`, which the pendant calls Base.
-The `base_link` of ROS's ur_description is turned against it by 180° about z: x and y change sign.
+Poses, velocities and wrenches are in the controller's `base` frame ("Base" on the pendant). The
+`base_link` of ROS's ur_description is rotated by 180° about z: x and y change sign.
 
 Not yet run on hardware.
 """
@@ -48,13 +48,13 @@ from robot_rl.safety import ArmState, Compliance, rotations
 
 _RTDE_PORT = 30004
 _STALE_SECONDS = 0.2
-# A node that has read nothing new for this long is dead: the controller's watchdog is not kicked.
+# A node without a new reading for this long is dead: stop kicking the controller's watchdog.
 _NODE_SECONDS = 0.3
-# Longest wait for the thread that streams; then the controller's watchdog is what ends force mode.
+# Longest wait for the streaming thread; after that the controller's watchdog ends force mode.
 _END_SECONDS = 0.5
 # Longest wait for the library to disconnect.
 _PART_SECONDS = 5.0
-# Longest wait for a change that the controller was asked for; the library's own for its program.
+# Longest wait for a requested change; the same as the library's for its program.
 _CHANGE_SECONDS = 5.0
 _JOINTS = (
     *("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint"),
@@ -72,9 +72,9 @@ _LINKS = {
     "ur20": (0.2363, -0.862, -0.7287, 0.201, 0.1593, 0.1543),
     "ur30": (0.2363, -0.637, -0.5037, 0.201, 0.1593, 0.1543),
 }
-_ROBOT_RUNS = 7  # the robot mode of an arm whose brakes are open
+_ROBOT_RUNS = 7  # robot mode with open brakes
 _FULL_TURN = 2.0 * math.pi
-# A target so near to where a resting arm stands asks for no motion [m, rad].
+# A target this close to a resting arm requires no motion [m, rad].
 _SAME_PLACE, _SAME_TURN = 5e-4, 2e-3
 _FORCE_FRAME_UNCHANGED = 2
 _COMPLIANT = [1] * 6
@@ -82,7 +82,7 @@ _COMPLIANT = [1] * 6
 
 @dataclass(eq=False)
 class UrArm:
-    """One UR arm; needs `ur-rtde`."""
+    """A UR arm; needs `ur-rtde`."""
 
     compliance: ClassVar[Compliance] = "force_mode"
     joint_names: ClassVar[tuple[str, ...]] = _JOINTS
@@ -91,16 +91,16 @@ class UrArm:
     host: str  # name or IP address of the controller
     spring: Spring = field(default_factory=Spring)  # the impedance
     rate_hz: float = 500.0  # force commands per second: 500 for e-Series, 125 for CB3
-    max_speed: float = 0.25  # largest TCP speed along an axis that force mode may reach [m/s]
+    max_speed: float = 0.25  # largest TCP speed along an axis in force mode [m/s]
     max_turn_speed: float = 1.0  # the same about an axis [rad/s]
     force_mode_damping: float = 0.025  # see UR's `force_mode_set_damping`, 0 to 1
-    # See UR's `force_mode_set_gain_scaling`, 0 to 2 (e-Series). Above 1 hard contact is unstable;
-    # the default is that of ur-rtde's program, half of UR's.
+    # See UR's `force_mode_set_gain_scaling`, 0 to 2 (e-Series). Above 1, hard contact is unstable.
+    # The default is that of ur-rtde's program, half of UR's.
     force_mode_gain: float = 0.5
-    watchdog_hz: float = 10.0  # lowest rate of commands before the controller ends the program
+    watchdog_hz: float = 10.0  # below this command rate the controller ends the program
     timeout_s: float = 3.0  # for connecting [s]
-    tool: Tool | None = None  # must be set at the controller; None: any tool
-    type: str | None = None  # ur5e, for example: for resets by joint positions
+    tool: Tool | None = None  # must match the controller's settings; None: any tool
+    type: str | None = None  # such as ur5e; required for resets by joint positions
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -132,7 +132,7 @@ class UrArm:
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._target: Vector | None = None  # None: no force is streamed
-        self._resting = True  # until a target asks for motion
+        self._resting = True  # until a target requires motion
         self._stopped = False
         self._problem: BaseException | None = None
         self._fed = -math.inf
@@ -140,7 +140,7 @@ class UrArm:
         self.fault: str | None = None
 
     def examine(self) -> str:
-        """Say which controller is there, and leave it alone; raises `DriverError` without one."""
+        """Identify the controller without touching the arm; raises `DriverError` without one."""
         check_reachable("UR controller", self.host, _RTDE_PORT, self.timeout_s)
         dashboard = self._dashboard_module.DashboardClient(self.host)
         try:
@@ -158,7 +158,7 @@ class UrArm:
         return f"PolyScope {polyscope} at {self.host}, ur-rtde {version('ur-rtde')}"
 
     def connect(self) -> None:
-        """Upload the control script; the arm stands until a target asks for motion."""
+        """Upload the control script; the arm holds until a target requires motion."""
         check_reachable("UR controller", self.host, _RTDE_PORT, self.timeout_s)
         try:
             self._receive = self._receive_module.RTDEReceiveInterface(self.host, self.rate_hz)
@@ -178,7 +178,7 @@ class UrArm:
             ) from error
 
     def read(self) -> ArmState:
-        """The newest measurement, stamped when it was first seen; raises as `Arm.read`."""
+        """Return the latest measurement, stamped when first seen; raises as `Arm.read`."""
         receive = self._receive
         if receive is None or not receive.isConnected():
             raise DriverTimeout(
@@ -209,21 +209,21 @@ class UrArm:
         self._target = target
 
     def hold(self) -> None:
-        """Leave force mode: the controller keeps the position until a target asks for motion."""
+        """Leave force mode: the controller holds position until a target requires motion."""
         self._resting, self._target = True, None
 
     def stop(self) -> None:
-        """Leave force mode: the controller stops the arm and keeps its position.
+        """Leave force mode: the controller stops the arm and holds position.
 
-        Where the library does not answer, its watchdog is no longer kicked, which does the same.
+        If the library does not respond, its watchdog is no longer kicked, with the same effect.
         """
         self._stopped = True
         self._end_stream()
 
     def clear_errors(self) -> None:
-        """Unlock a protective stop and start the program again; the arm stands.
+        """Unlock a protective stop and restart the program; the arm does not move.
 
-        Switching the arm on and releasing its brakes is left to a person at the pendant.
+        Powering the arm and releasing its brakes is left to a person at the pendant.
         """
         self._end_stream()
         receive = self._receive
@@ -243,11 +243,11 @@ class UrArm:
         self.fault, self._stopped, self._problem = None, False, None
 
     def zero_ft(self) -> None:
-        """Zero the force sensor out of force mode, in which another reading would move the arm."""
+        """Zero the force sensor outside force mode, where a changed reading would move the arm."""
         if self._receive is None or self.fault is not None or self._stopped:
             held = self.fault or ("stopped" if self._stopped else "not connected")
             raise DriverFault("the UR arm's force sensor is not zeroed", got=held)
-        self._end_stream()  # the library serves one thread; its watchdog then ends the program
+        self._end_stream()  # the library supports one thread; its watchdog then ends the program
         self._restart_program()
         if not self._control.zeroFtSensor():
             raise DriverFault("the UR controller does not zero its force sensor")
@@ -263,19 +263,19 @@ class UrArm:
         parting.join(_PART_SECONDS)
 
     def _begin(self) -> None:
-        """Stream the spring's wrench, as long as the arm is read."""
+        """Start streaming the spring's wrench; it continues while the node reads the arm."""
         self._fed = time.monotonic()
         self._resting = False
         if self._thread is not None:
             return
-        self._ending = threading.Event()  # of this thread alone: an old one must not go on
+        self._ending = threading.Event()  # one per thread: an old thread must stay ended
         self._thread = threading.Thread(
             target=self._stream, args=(self._control, self._ending), name="ur-force", daemon=True
         )
         self._thread.start()
 
     def _end_stream(self) -> bool:
-        """End force mode; returns whether it did, or else the library waits for the controller."""
+        """End force mode; returns False if the library is still waiting for the controller."""
         self._ending.set()
         self._resting, self._target = True, None
         thread, self._thread = self._thread, None
@@ -285,7 +285,7 @@ class UrArm:
         return not thread.is_alive()
 
     def _stream(self, control: Any, ending: threading.Event) -> None:
-        """Send the spring's wrench; runs in its own thread until the node dies or stops the arm."""
+        """Stream the spring's wrench, as a thread, until asked to end; stores any error."""
         try:
             control.setWatchdog(self.watchdog_hz)
             control.forceModeSetDamping(self.force_mode_damping)
@@ -297,11 +297,11 @@ class UrArm:
                 control.waitPeriod(began)
             if self._answers():
                 control.forceModeStop()
-        except BaseException as problem:  # reported as a fault by the next read
+        except BaseException as problem:  # the next read reports it as a fault
             self._problem = problem
 
     def _answers(self) -> bool:
-        """Whether the controller still sends; of a silent one the library waits for minutes."""
+        """Whether the controller still sends; the library would wait minutes for a silent one."""
         receive = self._receive
         if receive is None or not receive.isConnected():
             return False
@@ -310,7 +310,7 @@ class UrArm:
 
     def _turn(self, control: Any, pushing: bool) -> bool:
         """Send one wrench; takes and returns whether the controller is in force mode."""
-        if self._resting:  # nothing moves, and nobody need read the arm
+        if self._resting:  # the arm does not move, so it does not have to be read
             if pushing:
                 control.forceModeStop()
             control.kickWatchdog()
@@ -323,7 +323,7 @@ class UrArm:
         pose = pose_of(self._receive.getActualTCPPose())
         velocity = np.array(self._receive.getActualTCPSpeed(), np.float64)
         wrench = self.spring.wrench(target, pose, velocity)
-        frame = [*pose[:3].tolist(), 0.0, 0.0, 0.0]  # at the TCP, axes of the base
+        frame = [*pose[:3].tolist(), 0.0, 0.0, 0.0]  # origin at the TCP, axes of the base
         sent = control.forceMode(
             frame, _COMPLIANT, wrench.tolist(), _FORCE_FRAME_UNCHANGED, self._speeds
         )
@@ -360,9 +360,9 @@ class UrArm:
         self._await(lambda: not stopped(), "the UR arm's protective stop stays")
 
     def _restart_program(self) -> None:
-        """End the library's program on the controller and start it; the library waits for neither.
+        """Restart the library's program on the controller; the library waits for neither step.
 
-        One that still runs has an armed watchdog, which nobody kicks between two streams.
+        A program that is still running has an armed watchdog, which is not kicked between streams.
         """
         control = self._control
         try:
@@ -386,10 +386,10 @@ class UrArm:
 
 
 def _part(control: Any, receive: Any, ended: bool) -> None:
-    """Disconnect, in a thread of its own: from a controller that sends nothing, it takes for ever.
+    """Disconnect, in a separate thread: this blocks while the controller sends nothing.
 
-    The library then tries to connect again without end, and waits for that; when the controller
-    comes back, this goes through.
+    The library then retries the connection endlessly and waits for it; once the controller is back,
+    the call completes.
     """
     if control is not None:
         if ended:

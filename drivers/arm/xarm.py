@@ -1,9 +1,8 @@
 """UFACTORY xArm 5/6/7, 850, Lite 6 with `xarm-python-sdk`: Cartesian velocity towards the target.
 
-The arm is position controlled and does not yield. Each velocity carries a duration, after which the
-controller sets it to zero: when this process is killed or its node hangs, the arm stands within
-`WATCHDOG_SECONDS`. For contact tasks it needs UFACTORY's force-torque sensor, and a limit on the
-force.
+The arm is position controlled and does not yield. Each velocity command has a duration, after which
+the controller sets it to zero: if this process is killed or its node hangs, the arm stops within
+`WATCHDOG_SECONDS`. Contact tasks need UFACTORY's force-torque sensor and a force limit.
 
 Not yet run on hardware.
 """
@@ -30,25 +29,25 @@ WATCHDOG_SECONDS = 0.15
 _PORT = 502
 _MILLI = 1e3
 _VELOCITY_MODE, _READY, _STOPPED = 5, 0, 4
-# Codes of the SDK's getters with which the value is good: none, an error, a warning is pending.
+# SDK getter codes with a valid value: success, a pending error, a pending warning.
 _VALUE_IS_GOOD = (0, 1, 2)
 
 
 @dataclass(eq=False)
 class XArm:
-    """One xArm; needs `xarm-python-sdk`."""
+    """An xArm; needs `xarm-python-sdk`."""
 
     compliance: ClassVar[Compliance] = "position"
     joint_limits: ClassVar[JointLimits] = ((), ())
 
     host: str  # IP address of the control box
-    joints: int = 7  # how many it has
+    joints: int = 7  # number of joints
     force_torque_sensor: bool = False  # whether UFACTORY's is mounted; else no wrench is measured
     gain: float = 5.0  # speed towards the target per distance [1/s]
     max_speed: float = 0.25  # [m/s]
     max_turn_speed: float = 1.0  # [rad/s]
     collision_sensitivity: int = 3  # of the controller, 1 to 5
-    tool: Tool | None = None  # must be set at the controller; None: any tool
+    tool: Tool | None = None  # must match the controller's settings; None: any tool
     timeout_s: float = 3.0  # for connecting and for answers [s]
 
     def __post_init__(self) -> None:
@@ -62,30 +61,30 @@ class XArm:
             collision_sensitivity=(1, 5),
             timeout_s=(0.1, 60.0),
         )
-        with contextlib.redirect_stdout(io.StringIO()):  # it greets
+        with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints a banner
             self._sdk = require("xarm.wrapper", "xarm")
         self.joint_names = tuple(f"joint{i}" for i in range(1, self.joints + 1))
         self._api: Any = None
         self._pose: Vector | None = None
         self._measured_at = -math.inf
-        self._is_ready = False  # to take velocities
+        self._is_ready = False  # whether it accepts velocities
         self._stopped = False
         self.fault: str | None = None
 
     def examine(self) -> str:
-        """Say whether the control box listens, and leave it alone; raises `DriverError` if not."""
+        """Report whether the control box listens, leaving the arm alone; `DriverError` if not."""
         check_reachable("xArm's control box", self.host, _PORT, self.timeout_s)
         return f"control box at {self.host}, xarm-python-sdk {version('xarm-python-sdk')}"
 
     def connect(self) -> None:
-        """Reach the control box, and leave the arm as it stands; raises as `Arm.connect`.
+        """Connect to the control box without moving the arm; raises as `Arm.connect`.
 
-        An error of before is not cleared: it is the `fault` until a person clears it.
+        An earlier error is not cleared: it remains the `fault` until a person clears it.
         """
         check_reachable("xArm's control box", self.host, _PORT, self.timeout_s)
         try:
             self._api = self._sdk.XArmAPI(self.host, is_radian=True)
-        except Exception as error:  # the SDK raises nothing more special
+        except Exception as error:  # the SDK raises no specific class
             raise DriverError(f"the xArm at {self.host} cannot be controlled", got=error) from error
         self._api.set_timeout(self.timeout_s)
         if self.tool is not None:
@@ -99,7 +98,7 @@ class XArm:
             self._set({"set_ft_sensor_enable": 1})
 
     def read(self) -> ArmState:
-        """A measurement, asked of the control box; raises as `Arm.read`."""
+        """Request a measurement from the control box; raises as `Arm.read`."""
         api, asked_ns = self._connected(), time.time_ns()
         position = self._value("pose", api.get_position_aa(is_radian=True))
         joints = self._value("joint states", api.get_joint_states(is_radian=True))
@@ -121,7 +120,7 @@ class XArm:
     def command(self, target_pose: Vector) -> None:
         """Move towards a pose (7,) for at most `WATCHDOG_SECONDS`; raises as `Arm.command`.
 
-        The first one switches the arm to Cartesian velocity control.
+        The first call switches the arm to Cartesian velocity control.
         """
         check_free("xArm", self.fault, self._stopped)
         if self._pose is None:
@@ -134,12 +133,12 @@ class XArm:
         self._send([*(_MILLI * linear), *angular])
 
     def hold(self) -> None:
-        """Stand still; in position control that is the measured pose."""
+        """Command zero velocity; no-op unless the arm accepts velocities."""
         if self._is_ready and self.fault is None and not self._stopped:
             self._send([0.0] * 6)
 
     def stop(self) -> None:
-        """Stop as the controller does; if it does not confirm that, the last velocity runs out."""
+        """Set the controller's stop state; if unconfirmed, the last velocity command expires."""
         self._stopped, self._is_ready = True, False
         if self._api is not None:
             code = self._api.set_state(_STOPPED)
@@ -151,12 +150,12 @@ class XArm:
                 )
 
     def clear_errors(self) -> None:
-        """Clear the controller's errors and warnings, and stand still; else `DriverFault`."""
+        """Clear the controller's errors and warnings without moving, or raise `DriverFault`."""
         api = self._connected()
         self._is_ready = False
         api.clean_error()
         api.clean_warn()
-        # The SDK goes by a report that may be older than the clearing, until it asks.
+        # The SDK's cached report may be older than the clearing, so query the code.
         self._value("error code", api.get_err_warn_code())
         remaining = self._reported_fault()
         if remaining is not None:
@@ -164,7 +163,7 @@ class XArm:
         self.fault, self._stopped = None, False
 
     def close(self) -> None:
-        """Stand still and disconnect."""
+        """Stop and disconnect."""
         api, self._api, self._pose, self._is_ready = self._api, None, None, False
         if api is not None:
             api.set_state(_STOPPED)
@@ -196,7 +195,7 @@ class XArm:
             raise DriverFault("the xArm does not move", got=self.fault)
 
     def _wrench(self, pose: Vector) -> Vector:
-        """The sensor's wrench, measured in the tool's axes; NaN without a sensor."""
+        """Return the sensor's wrench, rotated from tool to base axes; NaN without a sensor."""
         if not self.force_torque_sensor:
             return np.full(6, np.nan)
         measured = np.array(self._value("wrench", self._api.get_ft_sensor_data()), np.float64)
@@ -225,7 +224,7 @@ class XArm:
 
 
 def _tcp_of(offset: Sequence[float]) -> Vector:
-    """The pose (7,) of a position [mm] with the angles roll, pitch and yaw [rad] (6,)."""
+    """Convert position [mm] and roll, pitch, yaw [rad] (6,) to a pose (7,)."""
     turn = np.array([0.0, 0.0, 0.0, 1.0])
     for axis, angle in zip(np.eye(3), offset[3:], strict=True):
         turn = rotations.multiply(rotations.from_rotation_vector(angle * axis), turn)
@@ -233,7 +232,7 @@ def _tcp_of(offset: Sequence[float]) -> Vector:
 
 
 def _velocity(before: Vector | None, pose: Vector, seconds: float) -> Vector:
-    """From two poses: the controller reports no velocity of the TCP."""
+    """Difference two poses, because the controller does not report the TCP velocity."""
     if before is None or not 0.0 < seconds < 1.0:
         return np.full(6, np.nan)
     return np.asarray(rotations.between(before, pose) / seconds)

@@ -1,1 +1,1 @@
-"""Cameras: one file per device, over the protocol of `drivers.camera.base`."""
+"""Camera drivers: one file per device, all implementing `drivers.camera.base.Camera`."""

@@ -1,4 +1,4 @@
-"""The protocol of camera drivers: stamped frames, the newest first, and intrinsics."""
+"""Camera driver protocol: stamped frames, latest first, and intrinsics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image as Picture
 
 from drivers.base import DriverError
 
-# Lowest and highest rates of pictures [Hz].
+# Lowest and highest frame rates [Hz].
 RATES = (0.1, 1000.0)
 
 Image = npt.NDArray[np.uint8]
@@ -21,20 +21,20 @@ Depth = npt.NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture."""
+    """One image."""
 
-    # When it was taken, on the system clock [ns]; of arrival, if the device does not tell.
+    # Capture time on the system clock [ns]; arrival time if the device does not report one.
     stamp_ns: int
-    sequence: int  # number that the device gave it; a gap is a frame that was not delivered
+    sequence: int  # frame number from the device; a gap means a lost frame
     color: Image  # uint8 (H, W, 3) RGB
-    # uint16 (H, W) in millimetres along the optical axis, seen from the colour camera; 0 where
-    # there is none. None where depth was not asked for.
+    # uint16 (H, W) [mm] along the optical axis, aligned to the colour camera; 0 means no
+    # measurement. None if depth was not requested.
     depth: Depth | None = None
 
 
 @dataclass(frozen=True)
 class Intrinsics:
-    """How the colour camera projects: u = fx · x/z + cx, v = fy · y/z + cy, after distortion."""
+    """Colour camera projection: u = fx · x/z + cx, v = fy · y/z + cy, after distortion."""
 
     width: int  # pixels
     height: int  # pixels
@@ -42,12 +42,12 @@ class Intrinsics:
     fy: float  # focal length [pixels]
     cx: float  # principal point [pixels]
     cy: float  # principal point [pixels]
-    # k1, k2, p1, p2, k3 of Brown and Conrady, as OpenCV and ROS's `plumb_bob` order them.
+    # Brown-Conrady k1, k2, p1, p2, k3, in the order of OpenCV and ROS's `plumb_bob`.
     distortion: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str) -> Intrinsics:
-        """Take the fields by name from a mapping; the `DriverError` says `where` that came from."""
+        """Build from a mapping of field names; `where` names its source in the `DriverError`."""
         try:
             return cls(**{**values, "distortion": tuple(values.get("distortion", (0.0,) * 5))})
         except TypeError as error:
@@ -58,39 +58,40 @@ class Intrinsics:
             ) from error
 
     def matrix(self) -> npt.NDArray[np.float64]:
-        """The camera matrix (3, 3)."""
+        """Return the camera matrix (3, 3)."""
         return np.array([[self.fx, 0.0, self.cx], [0.0, self.fy, self.cy], [0.0, 0.0, 1.0]])
 
 
 class Camera(Protocol):
-    """A camera that gives its newest frame; one thread calls `connect`, `read` and `close`."""
+    """A camera that returns its latest frame; one thread calls `connect`, `read` and `close`."""
 
     def connect(self) -> None:
-        """Find the device and start it; may be called again after `close` or an error.
+        """Find and start the device; can be called again after `close` or an error.
 
-        Raises `DriverError` where it is not there, or does not have the size or rate that was asked
-        for, and `MissingExtra` where its library is not installed.
+        Raises `DriverError` if the device is missing or does not support the requested size or
+        rate, and `MissingExtra` if its library is not installed.
         """
 
     def read(self, timeout_s: float) -> Frame:
-        """Wait up to `timeout_s` [s] for a frame that was not read before; of several, the newest.
+        """Wait up to `timeout_s` [s] for the latest unread frame.
 
-        Raises `DriverTimeout` without one, `DriverError` for another size than configured.
+        Raises `DriverTimeout` if no frame arrives, and `DriverError` if its size differs from the
+        configuration.
         """
 
     def intrinsics(self) -> Intrinsics | None:
-        """The camera's intrinsics; None if neither device nor configuration has them."""
+        """Return the intrinsics; None if neither the device nor the configuration has them."""
 
     def close(self) -> None:
-        """Stop the device, even if it was never reached."""
+        """Stop the device; safe if it was never connected."""
 
 
 class Crop:
-    """The part of a camera's pictures that is published, and its size.
+    """Crop and resize camera images before publishing.
 
-    `crop` is left, top, width and height of that part in the device's pictures [pixels]; `size` is
-    the width and height that it gets. Empty, each is what the device gives. Colours are averaged,
-    as a smaller picture from far away would look; of depth the nearest value is taken.
+    `crop` is left, top, width and height of the region in the device's images [pixels]; `size` is
+    the output width and height. If empty, the full image and the original size are used. Colour is
+    averaged, depth takes the nearest value.
     """
 
     def __init__(self, crop: Sequence[int] = (), size: Sequence[int] = ()) -> None:
@@ -104,7 +105,7 @@ class Crop:
         self._crop, self._size = tuple(crop), list(size)
 
     def of(self, frame: Frame) -> Frame:
-        """The frame as it is shown; `DriverError` where the part is not within the picture."""
+        """Crop and resize the frame; `DriverError` if the region exceeds the image."""
         height, width = frame.color.shape[:2]
         left, top, wide, high = self._crop or (0, 0, width, height)
         if left + wide > width or top + high > height:
@@ -129,7 +130,7 @@ class Crop:
         )
 
     def intrinsics(self, of: Intrinsics) -> Intrinsics:
-        """How the camera projects into what is shown; pixels have their centre at whole numbers."""
+        """Return the intrinsics of the cropped, resized image; pixel centres are at integers."""
         left, top, wide, high = self._crop or (0, 0, of.width, of.height)
         width, height = self._size or (wide, high)
         across, down = width / wide, height / high
@@ -145,7 +146,7 @@ class Crop:
 
 
 def check_color(what: str, color: Image, width: int, height: int) -> None:
-    """Check that a picture of the device or topic `what` is uint8 RGB of this size [pixels]."""
+    """Check that an image from the device or topic `what` is uint8 RGB of this size [pixels]."""
     if color.dtype != np.uint8 or color.shape != (height, width, 3):
         shape = "×".join(map(str, color.shape[1::-1])) if color.ndim == 3 else color.shape
         raise DriverError(

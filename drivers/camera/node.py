@@ -1,10 +1,10 @@
-"""The ROS 2 node of any camera, with the topic names of realsense-ros.
+"""ROS 2 node for any camera, with the topic names of realsense-ros.
 
     <camera>/color/image_raw                   sensor_msgs/Image, rgb8
-    <camera>/color/camera_info                 sensor_msgs/CameraInfo; K is 0 while it is unknown
-    <camera>/aligned_depth_to_color/image_raw  sensor_msgs/Image, 16UC1 [mm], where there is depth
+    <camera>/color/camera_info                 sensor_msgs/CameraInfo; K is 0 if uncalibrated
+    <camera>/aligned_depth_to_color/image_raw  sensor_msgs/Image, 16UC1 [mm], if depth is on
 
-Every picture is published once, with the stamp of when it was taken; never an old one again.
+Each image is published once, stamped with its capture time. Old images are never repeated.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from robot_rl.ros.conversions import header, image_message
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.node_process import run_node
 
-# A poll waits this long for a picture, so that one is published as soon as it is there [s].
+# A poll waits up to this long for an image, so that it is published on arrival [s].
 _WAIT_S = 0.02
-# Part of a period by which a picture may come early; two are at least half a period apart.
+# An image may arrive early by this fraction of a period; two are at least half a period apart.
 _JITTER = 0.25
 
 
 class CameraNode(DeviceNode):
-    """A lifecycle node over a `drivers.camera.base.Camera`.
+    """Lifecycle node for a `drivers.camera.base.Camera`.
 
-    Parameters (ROS), beside those of `DeviceNode`: `camera`, its name in topics and frames;
-    `frame_rate_hz`, what it is expected to give, and the most that is published; `crop` and `size`,
-    as in `Crop`; `first_frame_s`, how long it may take to begin.
+    ROS parameters, besides those of `DeviceNode`: `camera`, its name in topics and frames;
+    `frame_rate_hz`, the expected rate and the upper limit for publishing; `crop` and `size`, as in
+    `Crop`; `first_frame_s`, the startup timeout.
     """
 
     driver_family = Camera
@@ -61,10 +61,10 @@ class CameraNode(DeviceNode):
         self._last_sequence: int | None = None
         self._intrinsics: Intrinsics | None = None
         self._gaps = self._missed = 0
-        self._due_ns = 0.0  # stamp of the next picture to publish
+        self._due_ns = 0.0  # stamp at which the next image is due
 
     def make_topics(self) -> None:
-        """Make the topics."""
+        """Create the publishers."""
         self._frame_id = f"{self._camera}_color_optical_frame"
         profile = qos.sensor_publisher(self._frame_rate)
         color = f"{self._camera}/color"
@@ -74,14 +74,14 @@ class CameraNode(DeviceNode):
         self._depth = self.create_publisher(Image, depth, profile)
 
     def connected(self) -> None:
-        """Give the camera time for its first picture, and restart the count."""
+        """Allow the camera its startup time, and restart the frame count."""
         self._patient_until = time.monotonic() + self._first_frame
         self._last_sequence = None
         intrinsics = self.driver.intrinsics()
         self._intrinsics = None if intrinsics is None else self._view.intrinsics(intrinsics)
 
     def poll(self) -> None:
-        """Wait a moment for a new picture, and publish it."""
+        """Wait briefly for a new image and publish it."""
         try:
             frame: Frame = self.driver.read(_WAIT_S)
         except DriverTimeout:
@@ -98,14 +98,14 @@ class CameraNode(DeviceNode):
                 self._publish(self._view.of(frame))
 
     def facts(self) -> Mapping[str, object]:
-        """Pictures that the camera took and that were not published."""
+        """Return the counts of sequence gaps and missed images."""
         return {"sequence_gaps": self._gaps, "frames_missed": self._missed}
 
     def _is_due(self, stamp_ns: int) -> bool:
-        """Whether to publish: of a camera that gives more than `frame_rate_hz` only so many."""
+        """Return whether to publish; limits a faster camera to `frame_rate_hz`."""
         period = 1e9 / self._frame_rate
         early = self._due_ns - stamp_ns
-        # Not of a picture far ahead of the next: a clock was set back.
+        # An image more than two periods early means that a clock was set back: publish it.
         if _JITTER * period < early < 2 * period:
             return False
         self._due_ns = max(self._due_ns, stamp_ns - _JITTER * period) + period
@@ -125,7 +125,7 @@ class CameraNode(DeviceNode):
 
 
 def camera_info_message(lens: Intrinsics, stamp_ns: int, frame: str) -> CameraInfo:
-    """How a camera projects, for a picture of a stamp [ns] in its optical frame."""
+    """Return the CameraInfo of an image with this stamp [ns] and optical frame."""
     fx, fy, cx, cy = lens.fx, lens.fy, lens.cx, lens.cy
     message = CameraInfo(header=header(stamp_ns, frame), width=lens.width, height=lens.height)
     message.distortion_model = "plumb_bob"
@@ -136,7 +136,7 @@ def camera_info_message(lens: Intrinsics, stamp_ns: int, frame: str) -> CameraIn
     return message
 
 
-main = partial(run_node, CameraNode, sends_pictures=True)  # its driver is in the parameter `driver`
+main = partial(run_node, CameraNode, sends_pictures=True)  # parameter `driver` sets the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,6 +1,6 @@
-"""Intel RealSense cameras through pyrealsense2, or a recording (.db3, .bag) of one.
+"""Intel RealSense cameras through pyrealsense2, live or from a recording (.db3, .bag).
 
-Tested with the library's own software device and its recordings; not yet run on a camera.
+Tested with librealsense's software device and its recordings, not yet on a real camera.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from robot_rl.errors import MissingExtra, require
 
 _UNPLUGGED = "is it still plugged into USB 3?"
 _MILLIMETRES = 1000.0
-# Colour and depth of one moment are at most half a period apart, where they are not synchronised.
+# Unsynchronised colour and depth of one moment are at most half a period apart.
 _MOMENT = 0.75
-# A sensor's pictures differ, if only by noise: after so many in a row that do not, it is stuck.
+# Sensor noise makes every image different. After this many identical images it is stuck.
 _SAME_PICTURES = 3
-# Frames in which its clock is compared with the system's: 20 s at 30 Hz, in which clocks that
-# differ by 50 parts in a million drift apart by 1 ms.
+# Frames used to compare the camera clock with the system clock: 20 s at 30 Hz, in which clocks that
+# differ by 50 ppm drift apart by 1 ms.
 _CLOCK_FRAMES = 600
-# An RGB sensor counts its exposure in this, a stereo module in 1 µs (librealsense issue 8243).
+# Exposure unit of an RGB sensor; a stereo module uses 1 µs (librealsense issue 8243).
 _RGB_TICK_US = 100.0
 
 
 @dataclass(eq=False)
 class RealSenseCamera:
-    """A RealSense camera's colour and, where asked, its depth as seen by the colour camera.
+    """RealSense colour stream, with optional depth aligned to colour.
 
-    Frames wait in a queue of one inside the library, so that a slow reader gets the newest.
+    The library queues one frame, so a slow reader gets the latest.
     """
 
-    serial: str | int | None = None  # as `robot-rl doctor` lists it; None takes the only one
-    width: int = 640  # pixels, of colour and depth
+    serial: str | int | None = None  # as listed by `robot-rl doctor`; None selects the only camera
+    width: int = 640  # pixels, colour and depth
     height: int = 480  # pixels
-    rate_hz: int = 30  # pictures per second
-    depth: bool = False  # whether depth is streamed and aligned to colour
-    # Exposure of the sensor that takes the coloured pictures [µs]; an RGB sensor rounds it
-    # to 100 µs. None leaves it to the camera.
+    rate_hz: int = 30  # frames per second
+    depth: bool = False  # whether to stream depth, aligned to colour
+    # Exposure of the sensor that captures colour [µs]; an RGB sensor rounds it to 100 µs. None
+    # leaves it to the camera.
     exposure_us: int | None = None
-    gain: int | None = None  # of the same sensor; with an exposure only
+    gain: int | None = None  # gain of the same sensor; only with an exposure
     white_balance_k: int | None = None  # colour temperature [K]; None leaves it to the camera
-    recording: str | None = None  # of the RealSense viewer or SDK, played in place of a camera
-    context: Callable[[], Any] | None = None  # makes the library's context
+    recording: str | None = None  # RealSense viewer or SDK recording to play instead of a camera
+    context: Callable[[], Any] | None = None  # factory for the librealsense context
 
     def __post_init__(self) -> None:
         check_ranges("camera", self, rate_hz=RATES)
@@ -65,18 +65,18 @@ class RealSenseCamera:
         self._size = (self.width, self.height)
         self._context = (self.context or self._rs.context)()
         self._pipeline: Any = None
-        # Waits so many milliseconds for the next frames of the library's queue.
+        # Waits up to this many milliseconds for the next frameset in the library's queue.
         self._next_frames: Callable[[int], Any] | None = None
         self._intrinsics: Intrinsics | None = None
         self._depth_unit = 1e-3  # m
         self._last: int | None = None
-        self._picture: Image | None = None  # the newest
-        self._repeats = 0  # of the newest picture
+        self._picture: Image | None = None  # latest image
+        self._repeats = 0  # times the latest image was repeated
         self._offsets: deque[int] = deque(maxlen=_CLOCK_FRAMES)
 
     @property
     def name(self) -> str:
-        """The camera's name in errors."""
+        """Camera name used in errors."""
         return self.recording or f"RealSense {self._serial or ''}".strip()
 
     def connect(self) -> None:
@@ -107,7 +107,7 @@ class RealSenseCamera:
                 hint="choose one of these, and use no other program with it at the same time",
             ) from error
         self._pipeline, self._next_frames, self._last = pipeline, queue.wait_for_frame, None
-        self._offsets.clear()  # its clock may have started again
+        self._offsets.clear()  # its clock may have restarted
         try:
             self._set_up(profile.get_device(), profile.get_stream(rs.stream.color))
         except RuntimeError as error:
@@ -115,9 +115,9 @@ class RealSenseCamera:
             raise DriverError(problem, got=error, hint=_UNPLUGGED) from error
 
     def read(self, timeout_s: float) -> Frame:
-        """Wait for a new frame, with depth of its moment where depth is asked for.
+        """Wait for a new frame, with depth of the same moment if depth is enabled.
 
-        A picture that equals the one before is no new one; several are a `DriverError`.
+        An image equal to the previous one is skipped; several in a row raise `DriverError`.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -127,7 +127,7 @@ class RealSenseCamera:
             fresh = color and color.get_frame_number() != self._last
             if fresh and (not self.depth or self._are_of_one_moment(color, depth)):
                 number = self._last = int(color.get_frame_number())
-                picture = np.array(color.get_data())  # a copy: the library takes its memory back
+                picture = np.array(color.get_data())  # copy: the library reuses its memory
                 if self._picture is None or not np.array_equal(picture, self._picture):
                     break
                 self._repeats += 1
@@ -140,7 +140,7 @@ class RealSenseCamera:
         return Frame(stamp, number, picture, self._millimetres(depth) if depth else None)
 
     def intrinsics(self) -> Intrinsics | None:
-        """The camera's intrinsics for this size; None before it was connected."""
+        """Return the intrinsics at this size; None before the first connection."""
         return self._intrinsics
 
     def close(self) -> None:
@@ -149,17 +149,16 @@ class RealSenseCamera:
         if pipeline is not None:
             try:
                 device = pipeline.get_active_profile().get_device()
-                # The library stops a recording in the caller's thread while its own may still read,
-                # which now and then ends the process (librealsense issue 9446). At a pause that
-                # thread ends.
+                # `stop` can crash the process if the library's playback thread is still reading
+                # (librealsense issue 9446). Pausing ends that thread first.
                 if device.is_playback():
                     device.as_playback().pause()
                 pipeline.stop()
             except RuntimeError:
-                return  # it was unplugged: nothing is left to stop
+                return  # unplugged: no device to stop
 
     def _set_up(self, device: Any, color: Any) -> None:
-        """Ask the camera that has started for its lens and its unit of depth; set its exposure."""
+        """Read the intrinsics and depth scale of a started camera, and set its exposure."""
         self._intrinsics = _intrinsics(color.as_video_stream_profile().get_intrinsics())
         if self.depth:
             self._align = self._rs.align(self._rs.stream.color)
@@ -183,19 +182,19 @@ class RealSenseCamera:
             raise DriverTimeout(problem, got=error, hint=_UNPLUGGED) from error
 
     def _are_of_one_moment(self, color: Any, depth: Any) -> bool:
-        """Whether depth belongs to a picture: the library passes on an older one after a loss."""
+        """Return whether depth belongs to an image; after a loss the library repeats an old one."""
         if not depth:
             return False
         if color.get_frame_timestamp_domain() != depth.get_frame_timestamp_domain():
-            return True  # their stamps cannot be compared
+            return True  # different clocks: the stamps cannot be compared
         apart = abs(color.get_timestamp() - depth.get_timestamp())  # ms
         return bool(apart <= _MOMENT * 1e3 / self.rate_hz)
 
     def _stamp_ns(self, frame: Any) -> int:
-        """When it was taken, on the system clock.
+        """Return the capture time on the system clock.
 
-        Where the camera does not relate its own clock to that, the frame that came fastest of the
-        latest ones does: a frame that waited on its way keeps the time at which it was taken.
+        If the camera does not relate its own clock to the system clock, the fastest of the recent
+        frames sets the offset. A delayed frame then still gets its capture time.
         """
         now, taken = time.time_ns(), int(frame.get_timestamp() * 1e6)
         if self.recording is not None:
@@ -214,16 +213,16 @@ class RealSenseCamera:
         return np.where(scaled > np.iinfo(np.uint16).max, 0, scaled).astype(np.uint16)
 
     def _found(self) -> tuple[str, Any]:
-        """The serial number of the camera to use, which is there, and the library's device."""
+        """Return the serial number and library device of the camera to use."""
         number = self._rs.camera_info.serial_number
         cameras: dict[str, Any] = {}  # by serial number
-        mute = []  # problems of cameras that do not give it
+        mute = []  # problems of cameras whose serial number cannot be read
         try:
             devices = self._context.query_devices()
         except RuntimeError as error:
             raise DriverError("the RealSense library cannot list cameras", got=error) from error
         for index in range(len(devices)):
-            # A camera that is starting, or in use elsewhere, does not matter for another one.
+            # A camera that is starting or in use elsewhere does not affect another one.
             try:
                 device = devices[index]
                 if device.supports(number):
@@ -268,10 +267,10 @@ def set_color_options(
     gain: float | None,
     white_balance_k: float | None,
 ) -> None:
-    """Set exposure, gain and white balance of the sensor that takes the coloured pictures.
+    """Set exposure, gain and white balance of the sensor that captures colour.
 
-    What is None is left to the camera. Raises `DriverError` where the sensor lacks an option, or
-    does not take the number.
+    None leaves an option to the camera. Raises `DriverError` if the sensor lacks an option or
+    rejects its value.
     """
     library = load_library()
     option, color = library.option, library.stream.color
@@ -280,7 +279,7 @@ def set_color_options(
         for sensor in device.query_sensors()
         if any(profile.stream_type() == color for profile in sensor.get_stream_profiles())
     ]
-    # A D405 has no sensor for colour alone: there it is the stereo module.
+    # A D405 has no separate colour sensor: its stereo module captures colour.
     sensor = min(seeing, key=lambda one: bool(one.is_depth_sensor()))
     tick = 1.0 if sensor.is_depth_sensor() else _RGB_TICK_US
     wanted = {
@@ -308,7 +307,7 @@ def set_color_options(
 
 
 def load_library() -> ModuleType:
-    """Import pyrealsense2, which needs libusb, of the same extra; or raise `MissingExtra`."""
+    """Import pyrealsense2 and libusb, both in the extra `realsense`, or raise `MissingExtra`."""
     try:
         return require("pyrealsense2", "realsense")
     except MissingExtra as error:
@@ -320,10 +319,9 @@ def load_library() -> ModuleType:
 
 
 def _intrinsics(values: Any) -> Intrinsics:
-    """Turn the library's intrinsics into ours, as realsense-ros does.
+    """Convert the library's intrinsics as realsense-ros does.
 
-    Coefficients of the inverse Brown and Conrady model, which the library names for its colour
-    cameras, are passed on as those of the forward one.
+    librealsense labels colour coefficients inverse Brown-Conrady; they are used as forward ones.
     """
     k1, k2, p1, p2, k3 = (float(value) for value in values.coeffs)
     lens = (values.fx, values.fy, values.ppx, values.ppy, (k1, k2, p1, p2, k3))

@@ -1,4 +1,4 @@
-"""Any webcam that Linux knows (UVC, V4L2), or a film that is played in its place; through PyAV."""
+"""UVC webcams on Linux (V4L2), or a video file played in place of one, through PyAV."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from drivers.camera.base import RATES, Frame, Intrinsics, check_color
 from robot_rl.errors import require
 
 _STOP_S = 5.0
-# A camera's own stamps are believed if its first picture arrives at most this old [s]. Older
-# pictures have waited for this process, which stood still, and are no news.
+# Trust the camera's own stamps if its first image is at most this old on arrival [s]. An older
+# image was queued while this process was paused, and is dropped.
 _PLAUSIBLE_DELAY_S = 1.0
-# Damaged or too old pictures in a row that count as a failure of the camera.
+# This many damaged or outdated images in a row count as a camera failure.
 _LOST_IN_A_ROW = 30
-# A place for the newest frame, or for what ended the receiving.
+# Slot for the latest frame, or for the error that ended receiving.
 Place = queue.Queue[Frame | DriverError]
 
 
 class UvcCamera:
-    """A webcam, or a film.
+    """A webcam or a video file.
 
-    A thread receives and decodes, so that a slow reader gets the newest picture. Stamps are the
-    kernel's, of the beginning of the exposure's transfer, where the camera gives any.
+    A thread receives and decodes, so a slow reader gets the latest image. Stamps are the kernel's,
+    from the start of the transfer, if the camera provides them.
 
     Args:
-        device: `/dev/video0`, better `/dev/v4l/by-id/…`, which stays the same; or a film's path.
-        width: Pixels; a camera is set to this size, a film must have it.
+        device: `/dev/video0`, or better `/dev/v4l/by-id/…`, which does not change; or a video file.
+        width: Pixels; a camera is set to this size, a video must have it.
         height: Pixels.
-        rate_hz: Of a camera, pictures per second; a film is played at its own rate.
-        encoding: In which the camera sends: `mjpeg`, or `yuyv422`, which is uncompressed.
-        repeat: Whether a film begins again after its end; else its end is an error.
+        rate_hz: Frames per second of a camera; a video plays at its own rate.
+        encoding: Camera's pixel format: `mjpeg`, or `yuyv422`, which is uncompressed.
+        repeat: Whether a video loops; if not, its end is an error.
         intrinsics: A mapping with the fields of `Intrinsics`, from `robot-rl calibrate`; UVC
-            cameras do not know their own.
+            cameras do not store their own.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class UvcCamera:
         self._thread: threading.Thread | None = None
 
     def connect(self) -> None:
-        """Open the device and begin to receive."""
+        """Open the device and start receiving."""
         self.close()
         source = self._open()
-        # New for each connection: a thread that hung must not go on in the next one.
+        # Created per connection, so that a hung thread cannot write into the next one.
         self._newest, self._ending = Place(1), threading.Event()
         work = (source, self._newest, self._ending)
         self._thread = threading.Thread(
@@ -96,16 +96,16 @@ class UvcCamera:
                 hint="is it plugged in and running?",
             ) from None
         if isinstance(newest, DriverError):
-            self._newest.put(newest)  # for every later read, too
+            self._newest.put(newest)  # so that every later read raises it too
             raise newest
         return newest
 
     def intrinsics(self) -> Intrinsics | None:
-        """The configured intrinsics."""
+        """Return the configured intrinsics."""
         return self._intrinsics
 
     def close(self) -> None:
-        """Stop receiving and let go of the device."""
+        """Stop receiving and release the device."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(_STOP_S)
@@ -143,7 +143,7 @@ class UvcCamera:
             ) from error
 
     def _receive(self, source: Any, newest: Place, ending: threading.Event) -> None:
-        """Pass every frame on until `close` or a failure, which the reader then meets."""
+        """Forward frames until closed. The next `read` raises any error."""
         try:
             with source:
                 if self._is_camera:
@@ -159,7 +159,7 @@ class UvcCamera:
                 _put(newest, DriverError(f"{self.device} gives no more pictures: it is at its end"))
         except DriverError as error:
             _put(newest, error)
-        except Exception as error:  # FFmpeg's, or the system's when the camera is unplugged
+        except Exception as error:  # from FFmpeg, or from the system when the camera is unplugged
             stopped = f"the camera {self.device} stopped"
             _put(newest, DriverError(stopped, got=error, hint="is it still plugged in?"))
 
@@ -179,18 +179,18 @@ class UvcCamera:
 
 
 def _put(place: Place, newest: Frame | DriverError) -> None:
-    """Replace what is there; only one thread may put."""
+    """Replace the content of the slot; only one thread may call this."""
     with contextlib.suppress(queue.Empty):
         place.get_nowait()
     place.put(newest)
 
 
 def live_frames(packets: Iterable[Any], name: str) -> Iterator[Frame]:
-    """The pictures of a camera as they come, from PyAV's packets, each with one picture.
+    """Decode a live camera's PyAV packets, each with one image.
 
-    They are stamped by the camera's word, if the first one can be believed: what is too old later
-    is old. A packet that is damaged or empty, as cameras send now and then, leaves a gap in
-    `sequence`; so does a picture that waited too long. Too many in a row are a `DriverError`.
+    Uses the camera's stamps if the first one is plausible; later images that are too old are
+    dropped. Cameras occasionally send a damaged or empty packet: it leaves a gap in `sequence`, as
+    does a dropped image. Too many in a row raise `DriverError`.
     """
     believed: bool | None = None
     lost = 0
@@ -216,8 +216,8 @@ def live_frames(packets: Iterable[Any], name: str) -> Iterator[Frame]:
 
 
 def _picture(packet: Any) -> Any:
-    """The picture of a packet; None without a usable one."""
-    if packet.size == 0:  # to the decoder that would be the end
+    """Decode a packet; None if it has no usable image."""
+    if packet.size == 0:  # the decoder would treat it as end of stream
         return None
     try:
         return next(iter(packet.decode()), None)

@@ -1,1 +1,1 @@
-"""Grippers: one file per device, over the protocol of `drivers.gripper.base`."""
+"""Gripper drivers: one file per device, all implementing `drivers.gripper.base.Gripper`."""

@@ -1,4 +1,4 @@
-"""The protocol of gripper drivers: a position between 0, open, and 1, closed."""
+"""Gripper driver protocol: position from 0 (open) to 1 (closed)."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from drivers.base import DriverError
 
 @dataclass(frozen=True)
 class GripperState:
-    """One measurement of a gripper."""
+    """One gripper measurement."""
 
-    stamp_ns: int  # when it was measured, on the system clock [ns]
-    position: float  # of the fingers, 0 open to 1 closed
-    # Whether the fingers were stopped by an object; None where the device cannot tell.
+    stamp_ns: int  # measurement time on the system clock [ns]
+    position: float  # finger position, 0 open to 1 closed
+    # Whether an object stopped the fingers; None if the device cannot detect it.
     object_held: bool | None = None
 
 
 class Gripper(Protocol):
-    """A gripper whose fingers can be sent to a position; one thread at a time uses it."""
+    """A gripper with position control; one thread uses it at a time."""
 
     def connect(self) -> None:
-        """Reach the device and make it ready; may be called again after `close` or an error.
+        """Connect and prepare the device; can be called again after `close` or an error.
 
-        Raises `DriverTimeout` where it does not answer, `DriverFault` where it reports a fault, and
-        `MissingExtra` where the vendor's SDK is not installed.
+        Raises `DriverTimeout` if the device does not answer, `DriverFault` if it reports a fault,
+        and `MissingExtra` if the vendor's SDK is not installed.
         """
 
     def read(self) -> GripperState:
-        """Measure; raises as `connect`, and `Stale` where the newest measurement is too old."""
+        """Measure; raises like `connect`, and `Stale` if the latest measurement is too old."""
 
     def command(self, position: float) -> None:
-        """Send the fingers to a position, 0 open to 1 closed, and return at once.
+        """Command a position, 0 open to 1 closed, and return immediately.
 
-        For another position it is a `DriverError`, and nothing is sent.
+        Raises `DriverError` for a position out of range, and sends no command.
         """
 
     def stop(self) -> None:
-        """Stop the fingers where they are, with their present force; `command` moves them again."""
+        """Stop the fingers in place, at their current force; `command` moves them again."""
 
     def clear_errors(self) -> None:
-        """Clear a fault after a person has looked at it; the fingers may move.
+        """Clear a fault after a person has checked the gripper; the fingers may move.
 
-        Of a gripper that is not connected, the next `connect` does it. May be called by another
-        thread than the one that connects.
+        If the gripper is not connected, the next `connect` clears it. Can be called from a
+        different thread than `connect`.
         """
 
     def close(self) -> None:
-        """Release the device, even if it was never reached."""
+        """Release the device; safe if it was never connected."""
 
 
 @dataclass(frozen=True)
 class Fingers:
-    """A gripper among the joints of an arm, or the motors of a LeRobot device."""
+    """A gripper that is one of an arm's joints, or one motor of a LeRobot device."""
 
-    name: str = "gripper"  # of its joint, or motor
-    open_at: float = 100.0  # position when it is open, in its controller's own unit
-    closed_at: float = 0.0  # position when it is closed
+    name: str = "gripper"  # name of its joint or motor
+    open_at: float = 100.0  # open position, in the controller's unit
+    closed_at: float = 0.0  # closed position, in the same unit
 
     def __post_init__(self) -> None:
         if self.open_at == self.closed_at:
@@ -65,17 +65,17 @@ class Fingers:
             raise DriverError(problem, got=self.open_at, expected="two positions")
 
     def share(self, position: float) -> float:
-        """How far it is closed, 0 open to 1 closed, at a position of its joint."""
+        """Convert a joint position to 0 (open) to 1 (closed)."""
         share = (position - self.open_at) / (self.closed_at - self.open_at)
         return min(max(share, 0.0), 1.0)
 
     def position(self, share: float) -> float:
-        """The other way round."""
+        """Convert 0 (open) to 1 (closed) to a joint position."""
         return self.open_at + share * (self.closed_at - self.open_at)
 
 
 def check_position(position: float) -> float:
-    """Return a commanded position as a float; `DriverError` where it is no number in [0, 1]."""
+    """Return a commanded position as a float; `DriverError` if it is not in [0, 1]."""
     if not 0.0 <= position <= 1.0:  # false for NaN
         raise DriverError(
             "a gripper cannot go there",

@@ -1,6 +1,6 @@
-"""The Franka Hand through franky-control (libfranka); not yet run on hardware.
+"""Franka Hand through franky-control (libfranka); not yet tested on hardware.
 
-When this process dies, the hand finishes its motion and keeps its grip.
+If this process dies, the hand finishes its motion and keeps its grip.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from drivers.gripper.base import GripperState, check_position
 from robot_rl.errors import require
 
 _JOIN_S = 5.0
-_PORT = 1338  # of the hand
-# It closes on commands above the one and opens below the other; a policy in doubt wavers between.
+_PORT = 1338  # port of the hand
+# Close above one threshold, open below the other; the hysteresis filters a wavering policy.
 _CLOSE_ABOVE, _OPEN_BELOW = 0.7, 0.3
-# How often a stop is sent until the motion has ended, and how long each may take.
+# Number of stops sent until the motion ends, and the wait after each [s].
 _STOPS, _STOP_S = 10, 0.1
 
 
 @dataclass
 class _Motions:
-    """The state that the driver shares with the thread of its motions, for one connection.
+    """State shared between the driver and its motion thread, for one connection.
 
-    A thread that hung in the library, and goes on after the next `connect`, finds its own ended.
+    A thread that hung in the library and resumes after the next `connect` still sees its own state,
+    which is marked as ending.
     """
 
-    hand: Any  # franky's
-    # Guards the other fields, and notifies of their changes.
+    hand: Any  # the franky gripper
+    # Guards the other fields and signals changes.
     changed: threading.Condition = field(default_factory=threading.Condition)
-    # Whether the newest command closes, or opens; None: no command since a stop.
+    # Whether the latest command closes the hand; None before the first one, and after a stop.
     commanded: bool | None = None
-    wanted: bool | None = None  # whether to close next, or to open; None: neither
-    moving: bool = False  # whether a motion goes on, or begins; homing is one too
-    # Whether a stop is under way in the library, which would end a motion that follows.
+    wanted: bool | None = None  # pending motion: True closes, False opens, None for none
+    moving: bool = False  # whether a motion, including homing, is running or starting
+    # Whether the library is still executing a stop, which would also end the next motion.
     stopping: bool = False
-    interrupted: bool = False  # whether it was taken back
-    ending: bool = False  # whether none may follow
-    failure: DriverError | None = None  # error of a motion
+    interrupted: bool = False  # whether the motion was cancelled
+    ending: bool = False  # whether the thread must exit
+    failure: DriverError | None = None  # error raised by a motion
 
 
 @dataclass(eq=False)
 class FrankaHand:
     """The hand of a Franka arm.
 
-    It closes or opens: to close is to grasp with `force` whatever is there, to open is to move all
-    the way. Commands from 0.3 to 0.7 change nothing, nor does a repeated command. A motion
-    blocks in libfranka, so that a thread of its own runs them; a newer one stops the one that is
-    going on.
+    It only closes or opens. Closing grasps any object with `force`; opening moves to the full
+    width. Commands from 0.3 to 0.7 and repeated commands are ignored. Motions block in libfranka,
+    so a separate thread runs them. A new command stops the current motion.
     """
 
     host: str  # address of the arm's controller
-    speed: float = 0.1  # of the fingers towards each other [m/s], at most 0.2
-    force: float = 30.0  # of a grasp [N], at most 70 for long
+    speed: float = 0.1  # closing and opening speed [m/s], at most 0.2
+    force: float = 30.0  # grasp force [N], at most 70 continuously
 
     def __post_init__(self) -> None:
         check_ranges("Franka Hand", self, speed=(1e-3, 0.2), force=(1.0, 140.0))
@@ -66,19 +66,19 @@ class FrankaHand:
         self._thread: threading.Thread | None = None
 
     def examine(self) -> str:
-        """Say whether the arm's controller listens, and leave it alone, or raise `DriverError`."""
+        """Check that the arm's controller listens, without moving; raises `DriverError` if not."""
         check_reachable("Franka control unit", self.host, _PORT, _JOIN_S)
         return f"controller at {self.host}, franky-control {version('franky-control')}"
 
     def connect(self) -> None:
-        """Reach the hand; one that was never homed is reported, not moved."""
+        """Connect; raises `DriverFault` if the hand was never homed, and does not move it."""
         self.close()
         try:
             hand = self._franky.Gripper(self.host)
-            self._motions = motions = _Motions(hand)  # with which `stop` ends the homing too
+            self._motions = motions = _Motions(hand)  # lets `stop` end homing too
             homed = self._home(motions)
             width = float(hand.state.max_width)
-        except Exception as error:  # franky's own, which begin at Exception
+        except Exception as error:  # franky's errors, which derive from Exception
             raise self._translated(error) from error
         if not homed:
             raise DriverFault(
@@ -96,7 +96,7 @@ class FrankaHand:
         self._thread.start()
 
     def read(self) -> GripperState:
-        """Where the fingers are."""
+        """Measure the finger position."""
         motions = self._connected()
         if self._homing:
             raise DriverFault(
@@ -113,7 +113,7 @@ class FrankaHand:
         return GripperState(time.time_ns(), min(max(share, 0.0), 1.0), bool(state.is_grasped))
 
     def command(self, position: float) -> None:
-        """Close or open the fingers; the thread moves them."""
+        """Close or open the fingers in the motion thread."""
         value = check_position(position)
         motions = self._connected()
         closing = value > _CLOSE_ABOVE
@@ -127,12 +127,12 @@ class FrankaHand:
             self._stop(motions)
 
     def stop(self) -> None:
-        """Stop the fingers, or raise `DriverTimeout`; no motion goes on, nor is the hand homed."""
+        """Stop the fingers and cancel homing; raises `DriverTimeout` if they keep moving."""
         self._homing = False
         motions = self._connected()
         with motions.changed:
             motions.commanded, motions.wanted, motions.interrupted = None, None, True
-        for _ in range(_STOPS):  # one that overtakes the motion in the library ends nothing
+        for _ in range(_STOPS):  # a stop that reaches the library before the motion has no effect
             self._stop(motions)
             with motions.changed:
                 if motions.changed.wait_for(lambda: not motions.moving, _STOP_S):
@@ -141,14 +141,14 @@ class FrankaHand:
         raise DriverTimeout(problem, hint="look at the fingers, then see Desk")
 
     def clear_errors(self) -> None:
-        """Home the hand at the next `connect`, once: **its fingers close and open**.
+        """Home the hand once, at the next `connect`: **its fingers close and open**.
 
-        A `stop` in between takes that back.
+        A `stop` before then cancels it.
         """
         self._homing = True
 
     def close(self) -> None:
-        """Let go of the hand."""
+        """Disconnect from the hand."""
         motions, self._motions = self._motions, None
         thread, self._thread = self._thread, None
         if motions is not None:
@@ -159,12 +159,12 @@ class FrankaHand:
             thread.join(_JOIN_S)
 
     def _home(self, motions: _Motions) -> bool:
-        """Home the hand where a person has asked for it; returns whether nothing failed."""
+        """Home the hand if requested; returns False if homing failed."""
         with motions.changed:
             wanted, self._homing = (
                 self._homing,
                 False,
-            )  # now: a node connects again after each failure
+            )  # reset now: a node reconnects after every failure
             if not wanted or motions.interrupted:
                 return True
             motions.moving = True
@@ -176,7 +176,7 @@ class FrankaHand:
                 motions.changed.notify_all()
 
     def _run(self, motions: _Motions) -> None:
-        """Run one motion after the other, always the newest that was asked for."""
+        """Run motions one by one, always the latest request."""
         while True:
             with motions.changed:
                 motions.changed.wait_for(
@@ -189,7 +189,7 @@ class FrankaHand:
             try:
                 self._move(motions, closing)
             except Exception as error:
-                # A motion that `stop` or a newer command interrupts ends as a failed command.
+                # A motion that `stop` or a newer command interrupts raises a CommandException.
                 failed = isinstance(error, self._franky.CommandException)
                 if not (failed and motions.interrupted):
                     motions.failure = self._translated(error)
@@ -200,11 +200,11 @@ class FrankaHand:
 
     def _move(self, motions: _Motions, closing: bool) -> None:
         hand = motions.hand
-        width = hand.state.max_width  # takes a while, in which the motion may be taken back
+        width = hand.state.max_width  # slow; the motion may be cancelled meanwhile
         with motions.changed:
             if motions.interrupted or motions.ending:
                 return
-        if closing:  # whatever is between the fingers counts as grasped
+        if closing:  # any width counts as a successful grasp
             hand.grasp(0.0, self.speed, self.force, width, width)
         else:
             hand.move(width, self.speed)

@@ -1,12 +1,12 @@
-"""The ROS 2 node of any gripper.
+"""ROS 2 node for any gripper.
 
     publishes   gripper/state (JointState, one joint `gripper`: 0 open to 1 closed)
     subscribes  gripper/command (Float64: 0 open to 1 closed)
-    services    gripper/stop (Trigger): the fingers stop and keep their grip;
-                gripper/clear_errors (Trigger), for a person who has looked: the fingers may move;
-                gripper/open, gripper/close (Trigger), for a person, while nobody else commands
+    services    gripper/stop (Trigger): stop the fingers and keep the grip;
+                gripper/clear_errors (Trigger): for a person after a check; the fingers may move;
+                gripper/open, gripper/close (Trigger): manual, if no client is commanding
 
-What was refused, and whether something is held, is in `/diagnostics`.
+`/diagnostics` reports refused commands and whether an object is held.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.node_process import run_node
 
 JOINT = "gripper"
-SILENCE_S = 1.0  # after which nobody commands it [s]
+SILENCE_S = 1.0  # without a command for this long, no client is commanding [s]
 
 
 class GripperNode(DeviceNode):
-    """A lifecycle node over a `drivers.gripper.base.Gripper`.
+    """Lifecycle node for a `drivers.gripper.base.Gripper`.
 
-    A command is sent at the next poll, if it differs from the one before. What was commanded before
-    the device was lost, or before `stop`, is forgotten: a gripper that comes back does not move by
-    itself.
+    A changed command is sent at the next poll. A lost device or `stop` discards the command, so a
+    gripper that reconnects does not move by itself.
     """
 
     driver_family = Gripper
@@ -49,12 +48,12 @@ class GripperNode(DeviceNode):
         self._wanted: float | None = None
         self._sent: float | None = None
         self._newest: GripperState | None = None
-        self._heard = -math.inf  # when a client last sent a command, on the steady clock [s]
-        self._conflict = ""  # of several publishers of commands, until a person clears it
-        self._stopped = False  # since when nobody has commanded or cleared it
+        self._heard = -math.inf  # time of a client's last command, steady clock [s]
+        self._conflict = ""  # error about several command publishers, until a person clears it
+        self._stopped = False  # since a stop, no command and no clear_errors
 
     def make_topics(self) -> None:
-        """Make the topics and services."""
+        """Create the topics and services."""
         profile = qos.sensor_publisher(self.rate_hz)
         self._state = self.create_publisher(JointState, "gripper/state", profile)
         self.subscribe_to_commands(Float64, "gripper/command", self._take)
@@ -64,39 +63,39 @@ class GripperNode(DeviceNode):
         self.serve("gripper/close", partial(self._send, 1.0))
 
     def poll(self) -> None:
-        """Send the newest command, measure and publish."""
+        """Send the latest command, measure and publish."""
         if self._wanted is not None and self._wanted != self._sent:
             self.driver.command(self._wanted)
             self._sent = self._wanted
         state: GripperState = self.driver.read()
         if self.freshness.is_new(state.stamp_ns):
             self._newest = state
-            if not self._conflict:  # a robot that waits for it then holds
+            if not self._conflict:  # with no state, a waiting robot holds
                 message = joint_state_message([JOINT], [state.position], None, state.stamp_ns)
                 self._state.publish(message)
 
     def disconnected(self) -> None:
-        """Forget the command and the state."""
+        """Discard the command and the state."""
         self._wanted = self._sent = self._newest = None
 
     def deactivated(self) -> None:
-        """Forget the command: a later activation moves nothing."""
+        """Discard the command, so that a later activation moves nothing."""
         self._wanted = self._sent = None
 
     def commanded_by_several(self, problem: str) -> None:
-        """Stop the fingers, and tell no state, so that the loop holds, until a person clears it."""
+        """Stop the fingers; publish no state, so that the loop holds, until a person clears it."""
         if not self._conflict:
             self._conflict = f"{problem}; next: end the other, then call gripper/clear_errors"
             self._stopped, self._wanted, self._sent = True, None, None
-            with contextlib.suppress(DriverError):  # the next poll meets it, and reports it
+            with contextlib.suppress(DriverError):  # the next poll fails too, and reports it
                 self.driver.stop()
 
     def warning(self) -> str | None:
-        """Several publishers of commands, or the newest refusal."""
+        """Return the conflict between command publishers, or the latest refusal."""
         return self._conflict or super().warning()
 
     def facts(self) -> Mapping[str, object]:
-        """Position, grip, and what was refused."""
+        """Return position, grip and refused commands."""
         newest = self._newest
         held = None if newest is None else newest.object_held
         return {
@@ -144,7 +143,7 @@ class GripperNode(DeviceNode):
             raise DriverError("the gripper's node is not configured", hint="configure it first")
 
 
-main = partial(run_node, GripperNode)  # its driver is in the parameter `driver`
+main = partial(run_node, GripperNode)  # the parameter `driver` selects the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,10 +1,10 @@
-"""Robotiq 2F-85, 2F-140 and Hand-E over Modbus RTU, or Modbus TCP.
+"""Robotiq 2F-85, 2F-140 and Hand-E over Modbus RTU or Modbus TCP.
 
-Registers as in Robotiq's "2F-85 & 2F-140 Instruction Manual", chapter 4, control and status; not
-yet run on a real gripper.
+Registers follow Robotiq's "2F-85 & 2F-140 Instruction Manual", chapter 4, control and status. Not
+yet tested on a real gripper.
 
-Without a message for a second the gripper reports fault 0x09 and keeps its last command and its
-grip: a dead driver neither opens nor closes it.
+After one second without a message the gripper reports fault 0x09, and keeps its last command and
+its grip. If the driver dies, the gripper neither opens nor closes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drivers.base import DriverError, DriverFault, DriverTimeout, check_ranges
 from drivers.gripper.base import GripperState, check_position
 from robot_rl.errors import require
 
-FULL = 255  # of position, speed and force in the registers
+FULL = 255  # full scale of the position, speed and force registers
 FAULTS = {
     0x05: "the action waits for the (re)activation to end",
     0x07: "it has to be activated before it moves",
@@ -34,26 +34,26 @@ FAULTS = {
     0x0E: "its current was too high",
     0x0F: "its automatic release is done",
 }
-# No activation yet, and silence, which is over when we hear of it.
+# Not activated yet, or a communication timeout, which has ended once the gripper answers.
 _HARMLESS = (0, 0x05, 0x07, 0x09)
 _ACTIVATE, _GO_TO = 0x01, 0x08
 _ACTIVE = 3  # gSTA
 _MOVING, _ARRIVED = 0, 3  # gOBJ
 _ACTIVATION_POLL_S = 0.05
-# Fingers that have not moved by so many counts, for so long, do not move [s].
+# Fingers that move less than this many counts in this time [s] are stalled.
 _SAME_COUNTS, _STALLED_S = 3, 1.0
-_NEAR_COUNTS = 30  # fingers so near their target need not come nearer
-_LONGEST_POLL_S = 0.1  # longest time that counts for one poll
+_NEAR_COUNTS = 30  # fingers this close to the target count as arrived
+_LONGEST_POLL_S = 0.1  # longest time counted per poll [s]
 
 
 @dataclass(frozen=True)
 class Status:
     """The gripper's three status registers."""
 
-    activated: bool  # gACT, echo of the request to be active
-    goes: bool  # gGTO, echo of the request to go to a position; without it `object` says nothing
+    activated: bool  # gACT, echo of the activation request
+    goes: bool  # gGTO, echo of the go-to request; `object` is valid only with it
     state: int  # gSTA: 0 reset, 1 activation in progress, 3 active
-    # gOBJ: 0 moving, 1 and 2 stopped by an object while opening and closing, 3 at the requested
+    # gOBJ: 0 moving, 1 stopped by an object while opening, 2 while closing, 3 at the requested
     # position.
     object: int
     fault: int  # gFLT, see `FAULTS`
@@ -63,27 +63,27 @@ class Status:
 
 @dataclass(eq=False)
 class Robotiq2F:
-    """A Robotiq gripper with two fingers.
+    """A two-finger Robotiq gripper.
 
-    The first `connect` activates a gripper that is not active: **its fingers then open and close
-    once**. Later ones do not, so that a gripper that was switched off and on, or whose activation
-    failed, holds still until `clear_errors`. Each `clear_errors` lets the next `connect` activate
-    it once, also if that fails; a `stop` in between takes that back.
+    The first `connect` activates an inactive gripper: **its fingers then open and close once**.
+    Later calls do not. A gripper that was power-cycled or failed its activation stays still until
+    `clear_errors`. Each `clear_errors` allows one activation at the next `connect`, even if it
+    fails; a `stop` before then cancels it.
     """
 
     # `/dev/ttyUSB0` for its RS-485 adapter; `tcp://HOST:502` for Modbus TCP; `rtu+tcp://HOST:PORT`
-    # for a gateway that passes RTU frames on.
+    # for a gateway that forwards RTU frames.
     address: str
     speed: float = 1.0  # 0 slowest to 1 fastest (2F-85: 20 to 150 mm/s)
-    force: float = 0.25  # 0 least to 1 most (2F-85: 20 to 235 N)
-    open_count: int = 3  # its report when it is fully open, of 255
-    closed_count: int = 228  # its report when it is fully closed on nothing, of 255
-    device_id: int = 9  # its Modbus address
-    baud_rate: int = 115200  # of the serial line [bit/s]
-    command_register: int = 0x03E8  # first of its three; 0 with Robotiq's own TCP box
-    status_register: int = 0x07D0  # first of its three; 0 with Robotiq's own TCP box
-    timeout_s: float = 0.2  # how long it may take to answer [s]
-    activation_timeout_s: float = 10.0  # how long its activation may take [s]
+    force: float = 0.25  # 0 lowest to 1 highest (2F-85: 20 to 235 N)
+    open_count: int = 3  # reported position when fully open, of 255
+    closed_count: int = 228  # reported position when fully closed without an object, of 255
+    device_id: int = 9  # Modbus address
+    baud_rate: int = 115200  # serial line [bit/s]
+    command_register: int = 0x03E8  # first of three registers; 0 with Robotiq's own TCP box
+    status_register: int = 0x07D0  # first of three registers; 0 with Robotiq's own TCP box
+    timeout_s: float = 0.2  # response timeout [s]
+    activation_timeout_s: float = 10.0  # activation timeout [s]
 
     def __post_init__(self) -> None:
         check_ranges("gripper", self, speed=(0.0, 1.0), force=(0.0, 1.0))
@@ -96,17 +96,18 @@ class Robotiq2F:
         self._failures = require("pymodbus.exceptions", "robotiq")
         self._client = _make_client(self.address, self.baud_rate, self.timeout_s)
         self._grip = round(self.speed * FULL) << 8 | round(self.force * FULL)
-        self._stalled: DriverFault | None = None  # until `clear_errors`
-        self._left: int | None = None  # where the fingers were last as they were asked to be
-        self._seen, self._seen_at, self._still_s = 0, -math.inf, 0.0  # where, when; for how long
-        self._may_activate = True  # by itself, not because a person asked for it
+        self._stalled: DriverFault | None = None  # cleared by `clear_errors`
+        self._left: int | None = None  # last finger position that matched the request
+        # position, time, duration without motion
+        self._seen, self._seen_at, self._still_s = 0, -math.inf, 0.0
+        self._may_activate = True  # without `clear_errors`
         self._clearing = False
-        self._stops = 0  # counted: an activation that started before a stop does not go on
-        self._deciding = threading.Lock()  # whether the fingers may move without a command
-        self._line = threading.Lock()  # one question at a time on the wire
+        self._stops = 0  # stop counter: cancels an activation that started before a stop
+        self._deciding = threading.Lock()  # guards the decision to activate
+        self._line = threading.Lock()  # one request at a time on the line
 
     def examine(self) -> str:
-        """Say what the gripper reports, and move nothing; raises as `connect`."""
+        """Return the gripper's status without moving it; raises like `connect`."""
         try:
             self._open()
             status = self.status()
@@ -117,7 +118,7 @@ class Robotiq2F:
         return f"{active} active, at {self.address}, pymodbus {version('pymodbus')}"
 
     def connect(self) -> None:
-        """Open the line, and activate the gripper if this is the first time."""
+        """Open the line; on the first call, activate the gripper."""
         self._open()
         stops = self._stops
         status = self.status()
@@ -148,14 +149,14 @@ class Robotiq2F:
         return GripperState(stamp, min(max(share, 0.0), 1.0), status.object in (1, 2))
 
     def command(self, position: float) -> None:
-        """Send the fingers to a position, 0 open to 1 closed."""
+        """Command a position, 0 open to 1 closed."""
         count = round(check_position(position) * FULL)
         self._write(_ACTIVATE | _GO_TO, count, self._grip)
 
     def stop(self) -> None:
         """Stop the fingers; they keep their grip.
 
-        An activation that goes on is ended: the gripper is then inactive until `clear_errors`.
+        Also ends a running activation: the gripper is then inactive until `clear_errors`.
         """
         with self._deciding:
             self._stops += 1
@@ -167,20 +168,20 @@ class Robotiq2F:
             self._write(0, 0)
 
     def clear_errors(self) -> None:
-        """Activate the gripper at the next `connect`, once: **its fingers open and close**."""
+        """Activate the gripper once, at the next `connect`: **its fingers open and close**."""
         self._clearing = True
 
     def close(self) -> None:
-        """Close the line; the fingers stay as they are."""
+        """Close the line; the gripper keeps its state."""
         self._client.close()
 
     def status(self) -> Status:
-        """Ask for the status registers; `DriverTimeout` without an answer that can be read."""
+        """Read the status registers; `DriverTimeout` without a valid answer."""
         answer = self._ask("read_input_registers", self.status_register, count=3)
         if len(answer.registers) != 3:
             problem = f"the gripper at {self.address} sent half an answer"
             raise DriverTimeout(problem, got=answer.registers, expected="3 registers")
-        # Each of 16 bit, with the first byte in the upper half.
+        # 16-bit registers; the first byte is the upper half.
         status, fault, position = (register >> 8 for register in answer.registers)
         state, held = status >> 4 & 0b11, status >> 6 & 0b11
         activated, goes = bool(status & _ACTIVATE), bool(status & _GO_TO)
@@ -199,8 +200,8 @@ class Robotiq2F:
             )
 
     def _activate(self, stops: int) -> None:
-        """Activate it, unless it has been stopped since it was `stops` times."""
-        # No longer wanted before the fingers move: a node connects again and again after a failure.
+        """Activate the gripper, unless `stop` was called since the counter read `stops`."""
+        # Reset before the fingers move, because a node reconnects after every failure.
         self._may_activate = self._clearing = False
         self._stalled = self._left = None
         self._write(0, 0)
@@ -223,11 +224,11 @@ class Robotiq2F:
         self._check(status)
 
     def _check_motion(self, status: Status) -> None:
-        """Stop fingers that do not move although they were sent somewhere.
+        """Stop fingers that do not move although they were commanded to.
 
-        Fingers that came some way and were then stopped hold an object, from outside or inside. But
-        none fits between fingers that are fully open. While a policy keeps sending them farther,
-        the gripper reports them as moving.
+        Fingers that moved and then stopped hold an object, from outside or inside. Fully open
+        fingers cannot hold one. The gripper keeps reporting motion while a policy commands a
+        farther position.
         """
         now, at = time.monotonic(), status.position
         held = status.request > at > self.open_count + _SAME_COUNTS
@@ -249,7 +250,7 @@ class Robotiq2F:
             hint="look for what holds them, free them, then say clear_errors to the gripper, which"
             " opens and closes its fingers once",
         )
-        self._write(_ACTIVATE, at, self._grip)  # so that they do not jump when they are freed
+        self._write(_ACTIVATE, at, self._grip)  # so that they do not jump when freed
         raise self._stalled
 
     def _check(self, status: Status) -> None:

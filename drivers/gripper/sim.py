@@ -1,4 +1,4 @@
-"""The simulated gripper: reports a copy of the world's fingers, and moves the world's."""
+"""Simulated gripper: reads the fingers from a copy of the world, and commands the world's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _RATE_HZ = 50.0
 
 @dataclass(eq=False, kw_only=True)
 class SimGripper(SimDevice):
-    """The fingers of the simulated arm, in the process of another node."""
+    """Fingers of the simulated arm, which runs in another node's process."""
 
     def connect(self) -> None:
-        """Listen to the world, and make the topic that moves its fingers."""
+        """Subscribe to the world and create the command publisher."""
         from std_msgs.msg import Float64
 
         from robot_rl.ros import qos
@@ -26,18 +26,18 @@ class SimGripper(SimDevice):
         self._commands = node.create_publisher(Float64, "sim/gripper_command", profile)
 
     def read(self) -> GripperState:
-        """Where the fingers are."""
+        """Measure the finger position."""
         stamp = self.update()
         share = 1.0 - self._world.finger_opening() / FINGER_STROKE
         return GripperState(stamp, min(max(share, 0.0), 1.0))
 
     def command(self, position: float) -> None:
-        """Ask the world to move the fingers."""
+        """Command the world's fingers."""
         self._commands.publish(self._kind(data=check_position(position)))
 
     def stop(self) -> None:
-        """Let the fingers stay where they are."""
+        """Hold the current position."""
         self.command(self.read().position)
 
     def clear_errors(self) -> None:
-        """A simulated gripper has no faults."""
+        """No-op: a simulated gripper has no faults."""

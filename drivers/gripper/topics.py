@@ -1,4 +1,4 @@
-"""A gripper that already has a controller on ROS 2 topics, such as one of `ros2_control`."""
+"""A gripper with its own ROS 2 controller, such as one from `ros2_control`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _KINDS = {"float64": "std_msgs/msg/Float64", "float64_array": "std_msgs/msg/Floa
 
 @dataclass(eq=False)
 class TopicsGripper(TopicDriver):
-    """Moves a gripper through its controller's topics.
+    """Drive a gripper through its controller's topics.
 
-    Positions of the joint between `open_at` and `closed_at` become 0 to 1, and back.
+    Joint positions from `open_at` to `closed_at` map to 0 to 1.
     """
 
-    joint: str  # its name in the states
-    open_at: float  # position of the joint when it is open, in the controller's unit
-    closed_at: float  # position of the joint when it is closed
-    state_topic: str = "joint_states"  # of its JointState
+    joint: str  # joint name in the state messages
+    open_at: float  # open joint position, in the controller's unit
+    closed_at: float  # closed joint position
+    state_topic: str = "joint_states"  # JointState topic
     command_topic: str = "gripper_controller/commands"  # in the controller's unit
-    command_type: str = "float64_array"  # as `forward_command_controller` takes it; or `float64`
-    namespace: str = ""  # below which topics that do not begin with a slash are
-    timeout_s: float = 5.0  # for the first state [s]
+    command_type: str = "float64_array"  # for `forward_command_controller`; or `float64`
+    namespace: str = ""  # prefix of topics without a leading slash
+    timeout_s: float = 5.0  # timeout for the first state [s]
 
     def __post_init__(self) -> None:
         if self.command_type not in _KINDS:
@@ -39,11 +39,11 @@ class TopicsGripper(TopicDriver):
         self._commands: Any = None
 
     def examine(self) -> str:
-        """Say that its states are published, and send nothing; raises `DriverError` if not."""
+        """Check that states are published, without sending; raises `DriverError` if not."""
         return self.published(self.state_topic)
 
     def connect(self) -> None:
-        """Subscribe, and wait for the first state."""
+        """Subscribe and wait for the first state."""
         from sensor_msgs.msg import JointState
 
         from robot_rl.ros import qos
@@ -58,7 +58,7 @@ class TopicsGripper(TopicDriver):
             self.state_topic,
             _STALE_S,
             lambda message: joint_positions(message, [self.joint]),
-            # They may come from several controllers, each with its own joints.
+            # Several controllers may publish, each with its own joints.
             accepts=lambda message: self.joint in message.name,
         )
         self._kind = message_type(_KINDS[self.command_type])
@@ -72,22 +72,22 @@ class TopicsGripper(TopicDriver):
             )
 
     def read(self) -> GripperState:
-        """The newest state; raises `RobotInterrupted` where it is too old, or cannot be used."""
+        """Return the latest state; raises `RobotInterrupted` if it is too old or unusable."""
         self.check_connected("the gripper")
         newest = self._sensor.newest()
         (value,) = self._sensor.value(newest)
         return GripperState(newest.stamp_ns, self._fingers.share(float(value)))
 
     def command(self, position: float) -> None:
-        """Publish a position, in the controller's unit."""
+        """Publish a position in the controller's unit."""
         self.check_connected("the gripper")
         value = self._fingers.position(check_position(position))
         data = [value] if self.command_type == "float64_array" else value
         self._commands.publish(self._kind(data=data))
 
     def stop(self) -> None:
-        """Command the position where it is."""
+        """Command the current position."""
         self.command(self.read().position)
 
     def clear_errors(self) -> None:
-        """Faults are the controller's own business."""
+        """No-op: the controller handles its own faults."""

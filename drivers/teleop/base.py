@@ -1,4 +1,4 @@
-"""The base of teleoperation devices: from axes to a motion of the robot."""
+"""Base of teleoperation devices: converts device axes to robot motion."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ _OPEN, _CLOSED = -1.0, 1.0
 
 @dataclass(frozen=True)
 class TeleopState:
-    """An operator's input."""
+    """One reading of the operator's input."""
 
-    stamp_ns: int  # when it was read, system clock [ns]
-    # (6,) float64 in [-1, 1]: translation and rotation vector, base frame, in units of the largest
-    # action.
+    stamp_ns: int  # time of the reading, system clock [ns]
+    # (6,) float64 in [-1, 1]: translation and rotation vector, base frame, as a fraction of the
+    # largest action.
     motion: Vector
-    # A new command for the gripper, -1 open to +1 closed; None leaves it as it is.
+    # New gripper command, -1 open to +1 closed; None leaves the gripper unchanged.
     gripper: float | None
-    moving: bool  # whether the operator moves the arm, or commands the gripper
-    buttons: frozenset[str]  # names of the buttons that went down since the last read
+    moving: bool  # whether the operator is moving the arm or commanding the gripper
+    buttons: frozenset[str]  # buttons pressed since the last read
 
 
 class Axes(NamedTuple):
-    """The raw state of a device."""
+    """Raw device state."""
 
-    # (6,) each about -1 to 1: to the front, to the left and up as the operator sees it, and
-    # rotations about these directions by the right-hand rule.
+    # (6,) each about -1 to 1: forward, left and up from the operator's view, and right-handed
+    # rotations about these axes.
     values: Vector
-    pressed: frozenset[str]  # buttons that went down since the last look
+    pressed: frozenset[str]  # buttons pressed since the last read
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """How the axes of a device become a motion; the same for all devices."""
+    """Conversion of device axes to a motion; the same for all devices."""
 
-    # `base`: along the axes of the robot's base, turned by `rotation`; `tool`: along those of the
-    # tool as it is now, with the operator's view as that of the tool's camera.
+    # `base`: along the robot's base axes, turned by `rotation`; `tool`: along the tool's current
+    # axes, as seen by the tool's camera.
     frame: str = "base"
-    # Turn of the operator's view about the base's z axis [rad]: 0 beside the base, looking where
-    # the robot looks; π facing the robot.
+    # Operator's heading about the base's z axis [rad]: 0 next to the base, looking the same way as
+    # the robot; π facing the robot.
     rotation: float = 0.0
-    # Length of translation, and of rotation, below which nothing moves. Above it the motion begins
-    # from 0, so that there is no jump.
+    # Dead zone for the length of the translation and of the rotation. Above it the motion ramps up
+    # from 0, so there is no jump.
     dead_zone: float = 0.1
-    # (6,) factor of each axis; 0 switches one off, a negative one turns it round.
+    # (6,) gain per axis; 0 disables an axis, a negative gain inverts it.
     scale: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-    # Button that closes and opens the gripper in turn; None for none.
+    # Button that toggles the gripper; None for no button.
     gripper_button: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Shaping:
             )
 
     def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
-        """The motion (6,) in [-1, 1], base frame, of a device's axes (6,)."""
+        """Convert device axes (6,) to a motion (6,) in [-1, 1], base frame."""
         scaled = np.asarray(axes, np.float64) * np.asarray(self.scale)
         parts = [self._beyond_dead_zone(part) for part in (scaled[:3], scaled[3:])]
         if not any(part.any() for part in parts):
@@ -99,62 +99,62 @@ class Shaping:
                 got="frame=tool without an orientation",
                 hint="take frame=base, or give the tool's pose",
             )
-        # The operator's up is against the tool's z, which points out of the gripper.
+        # The operator's up axis is opposite to the tool's z, which points out of the gripper.
         return rotations.multiply(tool_orientation, rotations.DOWNWARD)
 
 
 def chosen(axes: Sequence[float], sticks: Sequence[int], signs: Sequence[float]) -> Vector:
-    """The axes of the numbers in `sticks`, with their signs; 0 for a number without an axis."""
+    """Select the axes numbered in `sticks`, with their signs; 0 for a missing axis."""
     pairs = zip(sticks, signs, strict=True)
     return np.array([sign * axes[n] if 0 <= n < len(axes) else 0.0 for n, sign in pairs])
 
 
 @dataclass
 class TeleopDevice(ABC):
-    """A device with axes and buttons that moves a robot; a subclass says how they are read."""
+    """A device with axes and buttons that moves a robot; subclasses read the hardware."""
 
     shaping: Shaping = field(default_factory=Shaping)
-    # Name of a button → one of `robot_rl.env.operator.OperatorEvent`.
+    # Button name → one of `robot_rl.env.operator.OperatorEvent`.
     events: Mapping[str, str] = field(default_factory=dict)
-    # For how long a deflection counts that does not change at all [s]. Hands tremble: a device
-    # that reports only changes, and stays the same for longer, has lost its connection.
+    # How long an exactly constant deflection stays valid [s]. Hands tremble: if a device that
+    # reports only changes stays constant for longer, its connection is lost.
     still_s: float = math.inf
     _gripper: float = field(default=_OPEN, init=False)
-    # The axes of the last look, and since when they have been the same, on the steady clock [s].
+    # Last axes, and the start of their current value on the steady clock [s].
     _last: tuple[Vector, float] = field(default=(np.zeros(6), -math.inf), init=False, repr=False)
 
     @abstractmethod
     def connect(self) -> None:
-        """Open the device; `DriverError` where it is not there, or may not be opened."""
+        """Open the device; `DriverError` if it is missing or access is denied."""
 
     @abstractmethod
     def axes(self) -> Axes:
-        """The present axes, and the buttons that went down since the last call; never waits.
+        """Return the current axes and the buttons pressed since the last call, without waiting.
 
-        A device that has failed is a `DriverError`.
+        Raises `DriverError` if the device has failed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release the device; may be called again."""
+        """Release the device; can be called repeatedly."""
 
     def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
-        """The motion (6,) in [-1, 1], base frame, of axes (6,) that were just read."""
+        """Convert axes (6,) that were just read to a motion (6,) in [-1, 1], base frame."""
         return self.shaping.motion(axes, tool_orientation)
 
     def read(
         self, tool_orientation: Vector | None = None, gripper: float | None = None
     ) -> TeleopState:
-        """The operator's input now; never waits.
+        """Return the operator's current input, without waiting.
 
         Args:
-            tool_orientation: Quaternion xyzw (4,) of the tool in the base frame, for a device
-                whose motion is in the tool's frame.
-            gripper: Newest command of the gripper, -1 open to +1 closed, for a button that opens
-                and closes it in turn; None: the newest of this device.
+            tool_orientation: Quaternion xyzw (4,) of the tool in the base frame, for a device that
+                moves in the tool's frame.
+            gripper: Latest gripper command, -1 open to +1 closed, for a toggle button; None uses
+                this device's last command.
 
         Raises:
-            DriverError: The device has failed, or an orientation is needed.
+            DriverError: The device has failed, or the tool orientation is missing.
         """
         axes = self.axes()
         now, (before, since) = time.monotonic(), self._last

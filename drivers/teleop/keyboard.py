@@ -1,7 +1,7 @@
-"""The keyboard as a teleoperation device, through pynput: it hears keys whichever window has focus.
+"""Keyboard teleoperation through pynput, which receives keys whichever window has focus.
 
-The motion is that of the keys that are held down. Only a session of X11 lets a program hear keys of
-other windows, and answers which keys are down: Wayland does neither.
+The keys held down set the motion. Only an X11 session lets a program receive other windows' keys
+and query which keys are down. Wayland does neither.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from drivers.base import DriverError
 from drivers.teleop.base import Axes, TeleopDevice
 from robot_rl.errors import require
 
-# Key → axis and direction, as the operator sees it: front, left, up, and turns about these.
+# Key → axis and direction from the operator's view: front, left, up, and rotations about them.
 KEYS: Mapping[str, tuple[int, float]] = {
     key: (axis, direction)
     for axis, pair in enumerate(("ws", "ad", "rf", "lj", "ik", "qe"))
     for key, direction in zip(pair, (1.0, -1.0), strict=True)
 }
 
-_ASK_S = 0.025  # between two questions which keys are down
-_SILENT_S = 0.25  # without an answer, after which no key counts as held
+_ASK_S = 0.025  # interval between queries of the keys that are down
+_SILENT_S = 0.25  # without an answer for this long, no key counts as held
 _INSTEAD = "open the console (robot-rl console RUN), or take teleop=gamepad or teleop=spacemouse"
 
 
 def check_session() -> str:
-    """The X11 display, on which keys are heard whichever window has the focus.
+    """Return the X11 display that delivers keys whichever window has focus.
 
-    Raises `DriverError` without one, as in a session of Wayland.
+    Raises `DriverError` without one, as in a Wayland session.
     """
     display, wayland = os.environ.get("DISPLAY"), os.environ.get("WAYLAND_DISPLAY")
     if sys.platform != "linux":
@@ -58,33 +58,33 @@ def check_session() -> str:
 
 @dataclass
 class Keyboard(TeleopDevice):
-    """Moves with the keys of `KEYS`; other keys are buttons under pynput's names for them.
+    """Moves with the keys of `KEYS`; other keys are buttons, under pynput's names.
 
-    A key that is neither of `KEYS` nor has another meaning here ends the motion, until a key of
-    `KEYS` is pressed again. So does a display that does not confirm that the key is still down: a
-    release may be lost, or the display hang.
+    A key outside `KEYS` without another function ends the motion, until a key of `KEYS` is pressed
+    again. So does a display that does not confirm that the key is still down: a release may be
+    lost, or the display may hang.
     """
 
-    speed: float = 1.0  # speed of a held key, as a share of the largest action
-    slow_key: str = "shift"  # while it is held, keys count a fifth
-    # Keys that are down, and when that was heard on the steady clock [s].
+    speed: float = 1.0  # speed of a held key, as a fraction of the largest action
+    slow_key: str = "shift"  # while held, keys move at a fifth of the speed
+    # Keys that are down, and when they were pressed on the steady clock [s].
     _down: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _pressed: set[str] = field(default_factory=set, init=False, repr=False)
-    # Keys that were down when the display fell silent: they count again once they were up.
+    # Keys that were down when the display stopped answering; ignored until released.
     _expired: set[str] = field(default_factory=set, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _listener: Any = field(default=None, init=False, repr=False)
-    _answered: float = field(default=0.0, init=False, repr=False)  # steady clock [s]
+    _answered: float = field(default=0.0, init=False, repr=False)  # last answer, steady clock [s]
     _problem: Exception | None = field(default=None, init=False, repr=False)
     _ending: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Look for pynput and a display, before anything else of a robot is started."""
+        """Check for pynput and a display before any other part of a robot starts."""
         check_session()
         require("pynput.keyboard", "keyboard")
 
     def connect(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         keyboard = require("pynput.keyboard", "keyboard")
         displays = require("Xlib.display", "keyboard")
         self.close()
@@ -106,7 +106,7 @@ class Keyboard(TeleopDevice):
         asking.start()
 
     def axes(self) -> Axes:
-        """The keys that are down, and those that went down."""
+        """Return the motion of the held keys, and the buttons pressed."""
         if self._problem is not None or self._listener is None or not self._listener.running:
             raise DriverError(
                 "nobody listens to the keyboard",
@@ -118,7 +118,7 @@ class Keyboard(TeleopDevice):
                 self._expired |= self._down.keys() & KEYS.keys()
                 self._let_go()
             pressed = frozenset(self._pressed - KEYS.keys())
-            # A key that was tapped between two looks counts once.
+            # A key tapped between two reads counts once.
             down = self._down.keys() | self._pressed
             self._pressed.clear()
         values = np.zeros(6)
@@ -140,21 +140,21 @@ class Keyboard(TeleopDevice):
             self._expired.clear()
 
     def _ask(self, display: Any, ending: threading.Event) -> None:
-        """Ask the display which keys are down, until the end; a thread, as it may hang."""
+        """Query the keys that are down until the end; runs in a thread because it may hang."""
         try:
             while not ending.wait(_ASK_S):
                 asked = time.monotonic()
-                held = display.query_keymap()  # a bit for each key
+                held = display.query_keymap()  # one bit per key
                 codes = {key: display.keysym_to_keycodes(ord(key)) for key in KEYS}
                 still = {k for k, found in codes.items() if any(_bit(held, c) for c, _ in found)}
                 with self._lock:
                     self._answered = time.monotonic()
                     self._expired &= still
                     for key in (self._down.keys() & KEYS.keys()) - still:
-                        if self._down[key] < asked:  # else the answer is older than the key
+                        if self._down[key] < asked:  # otherwise the answer predates the key press
                             del self._down[key]
             display.close()
-        except Exception as problem:  # raised to the owner by `axes`
+        except Exception as problem:  # raised by `axes`
             self._problem = problem
 
     def _press(self, key: Any) -> None:
@@ -164,7 +164,7 @@ class Keyboard(TeleopDevice):
                 self._let_go()
             if (
                 name not in self._down and name not in self._expired
-            ):  # the desktop repeats a key that is held
+            ):  # the desktop repeats a held key
                 self._pressed.add(name)
                 self._down[name] = time.monotonic()
 
@@ -181,9 +181,9 @@ class Keyboard(TeleopDevice):
         return name in KEYS or name in self.events or name in others
 
     def _let_go(self) -> None:
-        """Forget the motion keys: they may have other names when they are released.
+        """Release the motion keys: their release events may have other names.
 
-        AltGr and a change of layout rename every key, and most new names have no meaning here.
+        AltGr or a layout change renames every key, mostly to names without a function here.
         """
         self._pressed -= KEYS.keys()
         for key in self._down.keys() & KEYS.keys():
@@ -195,7 +195,7 @@ def _bit(held: Sequence[int], code: int) -> bool:
 
 
 def _name(key: Any) -> str:
-    """`a` of the key A with or without shift, `space` of a named one."""
+    """Return `a` for the key A with or without shift, `space` for a named key."""
     character = getattr(key, "char", None)
     if character:
         return str(character).lower()

@@ -1,8 +1,9 @@
-"""Leader arms: an operator moves one by hand, and the robot's joints go where its joints are.
+"""Leader arms: an operator moves one by hand, and the robot's joints follow its joints.
 
-For a robot that takes joint targets. The robot follows only a leader that was first brought near
-it, so that it does not set out on a way that nobody showed it, and at most by an action's step:
-nothing jumps when a person takes over. A leader that is far away, as one that fell, is let go of.
+For robots that take joint targets. The robot follows only after the leader was brought near it, so
+that it never starts a path the operator did not show. It moves at most one action's step at a time:
+nothing jumps when a person takes over. If the leader is too far away, for example after a fall, the
+robot stops following.
 """
 
 from __future__ import annotations
@@ -26,28 +27,26 @@ from robot_rl.errors import require
 if TYPE_CHECKING:
     from robot_rl.ros.sensors import Sensor
 
-# The leader's gripper must move by this share of its way before it commands the robot's.
+# The leader's gripper must move by this fraction of its stroke before it commands the robot's.
 _GRIP_MOVED = 0.02
 
 
 @dataclass
 class LeaderArm(ABC):
-    """A leader; a subclass says how it is read."""
+    """A leader arm; subclasses read its joints."""
 
-    joint_names: Sequence[str]  # the leader's joints, in the order of the robot's
+    joint_names: Sequence[str]  # leader joint names, in the robot's order
     _: KW_ONLY
-    # For joints (n,) that turn or count otherwise than the robot's: the robot's position
-    # is sign x leader + offset [rad]; empty: the same.
+    # Per joint (n,), if direction or zero differs from the robot's: robot position = sign × leader
+    # + offset [rad]; empty for no difference.
     signs: Sequence[float] = ()
     offsets: Sequence[float] = ()
-    engage_within: float = (
-        0.2  # largest distance of a joint at which the robot starts to follow [rad]
-    )
-    let_go_beyond: float = 0.6  # distance of the leader at which the robot stops following [rad]
-    moved_by: float = 0.02  # a joint that has moved by this was moved by a hand [rad]
-    rest_s: float = 0.5  # time without such a motion after which it rests [s]
-    timeout_s: float = 0.25  # a measurement older than this is a lost device [s]
-    # Events of its buttons; a leader has no buttons.
+    engage_within: float = 0.2  # largest joint distance at which the robot starts to follow [rad]
+    let_go_beyond: float = 0.6  # joint distance at which the robot stops following [rad]
+    moved_by: float = 0.02  # joint motion that counts as moved by hand [rad]
+    rest_s: float = 0.5  # time without hand motion after which the leader is at rest [s]
+    timeout_s: float = 0.25  # with measurements older than this the device is lost [s]
+    # Button events; a leader has no buttons.
     events: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,36 +70,36 @@ class LeaderArm(ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """Open the leader and wait until it is measured; else it is a `RobotRLError`."""
+        """Open the leader and wait for a measurement, or raise `RobotRLError`."""
 
     @abstractmethod
     def positions(self) -> tuple[Vector, float | None]:
-        """The newest joint positions (n,) [rad], and how far its gripper is closed, 0 to 1.
+        """Return the latest joint positions (n,) [rad] and gripper position, 0 open to 1 closed.
 
-        It never waits, and raises `RobotRLError` where the newest are too old.
+        Never waits. Raises `RobotRLError` if the latest measurement is too old.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release the leader; may be called again."""
+        """Release the leader; can be called repeatedly."""
 
     def let_go(self) -> None:
-        """The robot follows no more, until the leader is near it and moved."""
+        """Stop following until the leader is near the robot and moved again."""
         self._follows = False
-        self.hint = ""  # the operator's next step before the robot follows; empty once it does
-        self._at: Vector | None = None  # where it was moved to last
-        self._moved_at = -np.inf  # when, on the steady clock [s]
-        self._grip: float | None = None  # newest command of its gripper
+        self.hint = ""  # next step for the operator; empty once the robot follows
+        self._at: Vector | None = None  # position of its last hand motion
+        self._moved_at = -np.inf  # time of it, steady clock [s]
+        self._grip: float | None = None  # latest gripper command
 
     def read(self, target: Vector | None = None, steps: Vector | None = None) -> TeleopState:
-        """The operator's input now; never waits.
+        """Return the operator's current input, without waiting.
 
         Args:
-            target: The robot's joint targets (n,) [rad]; None: only look at the leader.
-            steps: What an action of 1 changes them by (n,) [rad].
+            target: The robot's joint targets (n,) [rad]; None only checks the leader.
+            steps: Joint change (n,) of an action of 1 [rad].
 
         Raises:
-            RobotRLError: The leader is lost, or gives what is no joint position.
+            RobotRLError: The leader is lost, or reports invalid joint positions.
         """
         measured, grip = self.positions()
         joints = self._signs * measured + self._offsets
@@ -116,7 +115,7 @@ class LeaderArm(ABC):
             return TeleopState(now, still, None, False, frozenset())
         motion = way / steps
         motion /= max(1.0, float(np.abs(motion).max()))
-        command = None  # no command before the leader's gripper moves
+        command = None  # no command until the leader's gripper moves
         if grip is not None and (self._grip is None or abs(grip - self._grip) > _GRIP_MOVED):
             self._grip, command = grip, 2.0 * grip - 1.0
         return TeleopState(now, motion, command, True, frozenset())
@@ -142,15 +141,15 @@ class LeaderArm(ABC):
 
 @dataclass
 class LeaderTopic(TopicDriver, LeaderArm):
-    """A leader whose joints are on a topic, as those of GELLO: sensor_msgs/JointState, stamped."""
+    """A leader on a topic, such as GELLO: stamped sensor_msgs/JointState."""
 
     _: KW_ONLY
     topic: str = "leader/joint_states"
-    namespace: str = ""  # below which it is, unless it begins with a slash
-    gripper_joint: str = ""  # name of its gripper among the joints; empty: it has none
-    gripper_open: float = 0.0  # position when it is open
-    gripper_closed: float = 1.0  # position when it is closed
-    first_s: float = 5.0  # for the first message [s]
+    namespace: str = ""  # prefix of the topic, unless it starts with a slash
+    gripper_joint: str = ""  # joint name of its gripper; empty if it has none
+    gripper_open: float = 0.0  # position when open
+    gripper_closed: float = 1.0  # position when closed
+    first_s: float = 5.0  # timeout for the first message [s]
     _sensor: Sensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -158,7 +157,7 @@ class LeaderTopic(TopicDriver, LeaderArm):
         self._fingers = Fingers(self.gripper_joint, self.gripper_open, self.gripper_closed)
 
     def connect(self) -> None:
-        """Subscribe, and wait for the first message, or raise `RobotInterrupted`."""
+        """Subscribe and wait for the first message, or raise `RobotInterrupted`."""
         from sensor_msgs.msg import JointState
 
         from robot_rl.ros import conversions
@@ -172,9 +171,9 @@ class LeaderTopic(TopicDriver, LeaderArm):
         wait_for_all([self._sensor], 1, self.first_s)
 
     def positions(self) -> tuple[Vector, float | None]:
-        """Positions of the newest message."""
+        """Return the positions in the latest message."""
         self.check_connected("the leader arm")
-        assert self._sensor is not None  # since it listens
+        assert self._sensor is not None  # set by `listen`
         values = self._sensor.value(self._sensor.newest())
         count = len(self.joint_names)
         return values[:count], self._fingers.share(values[count]) if self.gripper_joint else None
@@ -182,14 +181,15 @@ class LeaderTopic(TopicDriver, LeaderArm):
 
 @dataclass
 class LeRobotLeader(LeaderArm):
-    """A leader of the LeRobot library, such as an SO-101's; a thread of its own reads it."""
+    """A LeRobot leader, such as an SO-101; a separate thread reads it."""
 
     _: KW_ONLY
-    type: str  # LeRobot's name of the teleoperator, such as so101_leader
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of its LeRobot configuration
+    type: str  # LeRobot's teleoperator type, such as so101_leader
+    # further fields of its LeRobot configuration
+    settings: Mapping[str, Any] = field(default_factory=dict)
     fingers: Fingers | None = field(default_factory=Fingers)  # its gripper
-    units: str | None = None  # of its joints, degrees or radians; None: as LeRobot reports
-    rate_hz: float = 50.0  # at which it is read
+    units: str | None = None  # joint units, degrees or radians; None: as LeRobot reports
+    rate_hz: float = 50.0  # read rate
     _newest: tuple[Vector, float | None, float] | None = field(default=None, init=False)
     _problem: Exception | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
@@ -199,7 +199,7 @@ class LeRobotLeader(LeaderArm):
         require("lerobot", EXTRA)
 
     def connect(self) -> None:
-        """Connect it, and read it from now on; raises as `connected_device`."""
+        """Connect, and start the reading thread; raises like `connected_device`."""
         self.close()
         self.let_go()
         motors = (self.joint_names, self.fingers, self.units)
@@ -216,7 +216,7 @@ class LeRobotLeader(LeaderArm):
         self._thread.start()
 
     def positions(self) -> tuple[Vector, float | None]:
-        """Positions of the thread's newest read."""
+        """Return the thread's latest reading."""
         if self._thread is None or self._newest is None:
             raise DriverError("the leader arm is not connected", hint="call connect first")
         joints, grip, seconds = self._newest
@@ -228,7 +228,7 @@ class LeRobotLeader(LeaderArm):
         return joints, grip
 
     def close(self) -> None:
-        """End the thread, which releases the leader."""
+        """Stop the thread, which releases the leader."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._ending.set()
@@ -238,6 +238,6 @@ class LeRobotLeader(LeaderArm):
         while not ending.wait(1.0 / self.rate_hz):
             try:
                 self._newest = (*positions.taken(device.get_action()), time.monotonic())
-            except Exception as problem:  # each device raises errors of its own; it may come back
+            except Exception as problem:  # each device raises its own errors; it may recover
                 self._problem = problem
         release(device)

@@ -1,9 +1,9 @@
-"""The ROS 2 node of any teleoperation device.
+"""ROS 2 node for any teleoperation device.
 
 publishes   teleop/command (TwistStamped, base frame): the motion, at every poll
-            gripper/command (Float64: 0 open to 1 closed): only where `drives_gripper` is set
-subscribes  current_pose (PoseStamped): for a device whose motion is in the tool's frame
-calls       the Trigger services that its buttons stand for: success, failure, stop, ...
+            gripper/command (Float64: 0 open to 1 closed): only if `drives_gripper` is set
+subscribes  current_pose (PoseStamped): for a device that moves in the tool's frame
+calls       the Trigger services of its buttons: success, failure, stop, ...
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from robot_rl.ros.sole_source import SoleSubscription
 
 
 class TeleopNode(DeviceNode):
-    """A lifecycle node over a `drivers.teleop.base.TeleopDevice`.
+    """Lifecycle node for a `drivers.teleop.base.TeleopDevice`.
 
-    Parameters (ROS), beside those of `DeviceNode`: `full_translation` and `full_rotation`, the
-    velocities of the largest action; `drives_gripper`, whether it commands the gripper itself.
+    ROS parameters, besides those of `DeviceNode`: `full_translation` and `full_rotation`, the
+    velocities of the largest action; `drives_gripper`, whether the node commands the gripper
+    itself.
     """
 
     driver_family = TeleopDevice
@@ -56,10 +57,10 @@ class TeleopNode(DeviceNode):
         self._unheard = self._bad_pose = ""
 
     def make_topics(self) -> None:
-        """Make the topics, and the clients of the services that the device's buttons stand for."""
+        """Create the topics, and the service clients for the device's buttons."""
         profile = qos.command_publisher(self.rate_hz)
         self._motion_command = self.create_publisher(TwistStamped, "teleop/command", profile)
-        # Nobody else may command the gripper: so this publisher is there only where it is used.
+        # Only one node may command the gripper: create this publisher only if configured.
         self._gripper_command: Any = None
         if self._drives_gripper:
             self._gripper_command = self.create_publisher(Float64, "gripper/command", profile)
@@ -73,7 +74,7 @@ class TeleopNode(DeviceNode):
         }
 
     def poll(self) -> None:
-        """Read the device and publish what the operator does."""
+        """Read the device and publish the operator's input."""
         state: TeleopState = self.driver.read(self._orientation)
         self.freshness.is_new(state.stamp_ns)
         self._newest = state
@@ -86,12 +87,12 @@ class TeleopNode(DeviceNode):
                 self._call(self.driver.events[button])
 
     def disconnected(self) -> None:
-        """Forget what the operator did."""
+        """Discard the operator's last input."""
         self._newest = None
         self._poses.forget()
 
     def facts(self) -> Mapping[str, object]:
-        """The motion and the buttons of the last poll."""
+        """Return the motion and the buttons of the last poll."""
         newest = self._newest
         if newest is None:
             return {"motion": "unknown"}
@@ -101,7 +102,7 @@ class TeleopNode(DeviceNode):
         }
 
     def warning(self) -> str | None:
-        """A failed stop or other event, or an unusable pose of the arm."""
+        """Return a failed stop or other event, or an unusable arm pose."""
         return self._stop.problem or self._unheard or self._bad_pose or None
 
     def _take_pose(self, message: PoseStamped) -> None:
@@ -111,7 +112,8 @@ class TeleopNode(DeviceNode):
             self._lose_pose(f"{self._poses.topic}: {error}")
 
     def _lose_pose(self, problem: str) -> None:
-        self._orientation, self._bad_pose = None, problem  # with frame=tool the driver refuses then
+        # with frame=tool the driver then raises an error
+        self._orientation, self._bad_pose = None, problem
 
     def _call(self, event: str) -> None:
         if event == OperatorEvent.STOP:
@@ -135,7 +137,7 @@ class TeleopNode(DeviceNode):
         self._unheard = unheard
 
 
-main = partial(run_node, TeleopNode)  # its driver is in the parameter `driver`
+main = partial(run_node, TeleopNode)  # the parameter `driver` selects the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

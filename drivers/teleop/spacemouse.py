@@ -14,28 +14,29 @@ from drivers.base import DriverError
 from drivers.teleop.base import Axes, TeleopDevice, Vector
 from robot_rl.errors import require
 
-# Vendors whose devices speak this protocol: 3Dconnexion, and Logitech before.
+# Vendors with this protocol: 3Dconnexion, and formerly Logitech.
 VENDORS = (0x256F, 0x046D)
 _NAMES = ("space", "3dconnexion")
-# Module of hidapi. On Linux its `hid` goes through libusb, which the udev rule does not serve and
-# which takes the device away from the kernel; `hidraw` opens /dev/hidraw….
+# The hidapi module. On Linux its `hid` uses libusb, which the udev rule does not cover and which
+# detaches the device from the kernel; `hidraw` opens /dev/hidraw….
 _MODULE = "hidraw" if sys.platform == "linux" else "hid"
 _FULL = 350.0  # largest reading of an axis
 _TRANSLATION, _ROTATION, _BUTTONS = 1, 2, 3
 _READ_BYTES = 64
 _READ_MS = 100
-# A deflected device reports every 8 ms (measured on a SpaceNavigator: github.com/FreeSpacenav/
-# spacenavd/issues/108). After so many reads without a report it is gone, or its last one was lost.
+# A deflected device reports every 8 ms (measured on a SpaceNavigator:
+# github.com/FreeSpacenav/spacenavd/issues/108). After this many reads without a report, the device
+# is gone or its last report was lost.
 _SILENT_READS = 2
 # Device axes: x to the right, y to the operator, z down; ours: front, left, up.
 _TO_OPERATOR = np.array([[0.0, -1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 
 class Reports:
-    """The state that a stream of HID reports tells.
+    """State decoded from a stream of HID reports.
 
-    Report 1 has three int16 of translation, and of rotation behind them on newer devices; report 2
-    has rotation alone; report 3 has one bit for each button.
+    Report 1 has three int16 of translation, followed by three of rotation on newer devices; report
+    2 has rotation only; report 3 has one bit per button.
     """
 
     def __init__(self) -> None:
@@ -46,15 +47,15 @@ class Reports:
 
     @property
     def values(self) -> Vector:
-        """Axes (6,) of `drivers.teleop.base.Axes`."""
+        """Axes (6,), as in `drivers.teleop.base.Axes`."""
         parts = (_TO_OPERATOR @ self._translation, _TO_OPERATOR @ self._rotation)
         return np.clip(np.concatenate(parts) / _FULL, -1.0, 1.0)
 
     def take(self, report: bytes) -> frozenset[str]:
-        """Take in one report; returns the buttons that went down with it.
+        """Process one report; returns the buttons that it pressed.
 
-        Reports of other kinds, such as the battery's, tell nothing. An empty one is a read in vain:
-        several in a row put the axes to rest.
+        Other reports, such as battery level, are ignored. An empty report means that a read timed
+        out: several in a row reset the axes to rest.
         """
         self._silent_reads = 0 if report else self._silent_reads + 1
         if self._silent_reads >= _SILENT_READS:
@@ -77,9 +78,9 @@ class Reports:
 
 @dataclass
 class SpaceMouse(TeleopDevice):
-    """A SpaceMouse at this machine; its buttons are `button_0`, `button_1`, …."""
+    """A SpaceMouse on this machine; its buttons are `button_0`, `button_1`, …."""
 
-    # Path of its HID device, such as /dev/hidraw0; None takes the first one that is found.
+    # HID device path, such as /dev/hidraw0; None uses the first one found.
     path: str | None = None
     _reports: Reports = field(default_factory=Reports, init=False, repr=False)
     _pressed: set[str] = field(default_factory=set, init=False, repr=False)
@@ -90,7 +91,7 @@ class SpaceMouse(TeleopDevice):
     _problem: Exception | None = field(default=None, init=False, repr=False)
 
     def connect(self) -> None:
-        """Open the device and begin to read it; raises as `TeleopDevice.connect`."""
+        """Open the device and start reading; raises like `TeleopDevice.connect`."""
         hid = require(_MODULE, "spacemouse")
         self.close()
         path = self.path.encode() if self.path is not None else _found(hid)
@@ -109,7 +110,7 @@ class SpaceMouse(TeleopDevice):
         self._thread.start()
 
     def axes(self) -> Axes:
-        """The newest state; raises as `TeleopDevice.axes`."""
+        """Return the latest state; raises like `TeleopDevice.axes`."""
         if self._problem is not None:
             raise DriverError(
                 "the SpaceMouse is gone",
@@ -137,7 +138,7 @@ class SpaceMouse(TeleopDevice):
                 report = bytes(self._device.read(_READ_BYTES, _READ_MS))
                 with self._lock:
                     self._pressed |= self._reports.take(report)
-        except (OSError, ValueError) as problem:  # raised to the owner by `axes`
+        except (OSError, ValueError) as problem:  # raised by `axes`
             self._problem = problem
 
 

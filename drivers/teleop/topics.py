@@ -1,7 +1,7 @@
-"""Teleoperation over ROS 2 topics: `sensor_msgs/Joy`, or `geometry_msgs/TwistStamped`.
+"""Teleoperation over ROS 2 topics: `sensor_msgs/Joy` or `geometry_msgs/TwistStamped`.
 
-Joy comes from `joy_node`, `spacenav_node` and VR bridges; a twist from another program, a leader
-arm, or `teleop_node`.
+Joy comes from `joy_node`, `spacenav_node` and VR bridges; twists come from another program, a
+leader arm, or `teleop_node`.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.safety import rotations
 
-_HEARD_SECONDS = 2.0  # in which a new subscription gets its first message
+_HEARD_SECONDS = 2.0  # time in which a new subscription must get its first message
 
 
 @dataclass
 class TopicDevice(TopicDriver, TeleopDevice):
-    """Moves with the messages of a topic, which must repeat themselves.
+    """Moves with a topic's messages, which must be repeated continuously.
 
-    Silence after a message that moved something, a topic without a publisher, or a number that is
-    not finite count as a lost device, as if it were unplugged.
+    The device counts as lost, as if unplugged, after silence following a motion, without a
+    publisher, or if a value is not finite.
     """
 
-    kind: ClassVar[str]  # type of the messages, as ROS names it
-    must_be_stamped: ClassVar[bool] = False  # whether a message without a stamp is refused
-    topic: str = ""  # name of the topic
-    namespace: str = ""  # below which it is, unless it begins with a slash
-    # A message that was received longer ago moves nothing, and one that is so old by its stamp, or
-    # ahead of this machine's clock, is refused [s].
+    kind: ClassVar[str]  # ROS message type
+    must_be_stamped: ClassVar[bool] = False  # whether to refuse a message without a stamp
+    topic: str = ""  # topic name
+    namespace: str = ""  # prefix of the topic, unless it starts with a slash
+    # A message received longer ago than this moves nothing. A message whose stamp is this old, or
+    # this far ahead of this machine's clock, is refused [s].
     timeout_s: float = 0.25
-    # Axes, time of receipt on the steady clock [s], and frame; the ROS thread replaces all at once.
+    # Axes, time of receipt on the steady clock [s], and frame; the ROS thread replaces the tuple.
     _heard: tuple[Vector, float, str] = field(
         default=(np.zeros(6), -1e9, ""), init=False, repr=False
     )
-    _frame: str = field(default="", init=False, repr=False)  # of the axes that were read last
-    # Error of the newest message.
+    _frame: str = field(default="", init=False, repr=False)  # frame of the axes read last
+    # Error in the latest message.
     _unusable: RobotRLError | None = field(default=None, init=False, repr=False)
-    _lost: bool = field(default=False, init=False, repr=False)  # until it speaks again
+    _lost: bool = field(default=False, init=False, repr=False)  # until the next message
     _subscription: Any = field(default=None, init=False, repr=False)
     _pressed: list[str] = field(default_factory=list, init=False, repr=False)
 
     @abstractmethod
     def take(self, message: Any) -> Vector:
-        """The axes (6,) of a message, in the thread of ROS, or `RobotRLError`."""
+        """Return the axes (6,) of a message, or raise `RobotRLError`; runs in the ROS thread."""
 
     def connect(self) -> None:
-        """Subscribe. Nobody has to publish yet: until then nothing moves.
+        """Subscribe. A publisher is not required yet: until there is one, nothing moves.
 
-        Raises `DriverError` where the device was lost, and has not spoken since, and
-        `MeasuredTwice` where several nodes publish the topic.
+        Raises `DriverError` if the device was lost and has sent no message since, and
+        `MeasuredTwice` if several nodes publish the topic.
         """
         from robot_rl.ros import qos
         from robot_rl.ros.ros_client import message_type
@@ -79,10 +79,10 @@ class TopicDevice(TopicDriver, TeleopDevice):
         self._lost = False
 
     def axes(self) -> Axes:
-        """The newest message; at rest where that did not move anything and is too old.
+        """Return the latest axes; zeros if the latest message is too old and did not move anything.
 
-        Raises `DriverError` where the topic is not subscribed to, or the device is lost, and
-        `MeasuredTwice` as `connect`.
+        Raises `DriverError` if the topic is not subscribed or the device is lost, and
+        `MeasuredTwice` like `connect`.
         """
         self.check_connected(f"the device of {self.topic}")
         problem = self._problem()
@@ -137,10 +137,10 @@ class TopicDevice(TopicDriver, TeleopDevice):
         heard_at = seconds if self._subscription is None else self._subscription.heard_at
         if time.monotonic() - max(seconds, heard_at) <= self.timeout_s:
             return None
-        # Any orientation will do to tell whether the operator moved.
+        # Any orientation works for checking whether the operator moved.
         moved = self.shaping.motion(np.clip(axes, -1.0, 1.0), rotations.DOWNWARD).any()
         subscription = self._subscription if seconds > 0.0 else None
-        # Else this silence is that of a device that was let go of, or has not spoken yet.
+        # Otherwise the device is silent because it was released, or has not published yet.
         missed = subscription is not None and (moved or not subscription.publishers)
         if not (self._lost or missed):
             return None
@@ -159,15 +159,15 @@ class JoyTopic(TopicDevice):
 
     kind: ClassVar[str] = "sensor_msgs/msg/Joy"
     topic: str = "joy"
-    still_s: float = 3.0  # a stick at its end may be held so long without a tremble [s]
-    # For each of the axes front, left, up, and turns about them, the number of the message's axis;
-    # -1 for none. The default is spacenav's order.
+    still_s: float = 3.0  # how long a stick may rest at its end stop without a tremble [s]
+    # Message axis for each of front, left, up, and the rotations about them; -1 for none. The
+    # default is spacenav's order.
     sticks: Sequence[int] = (0, 1, 2, 3, 4, 5)
-    signs: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # direction of each
+    signs: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # sign of each axis
     _buttons: Sequence[int] = field(default=(), init=False, repr=False)
 
     def take(self, message: Any) -> Vector:
-        """Its axes; buttons that went down are kept until they are read."""
+        """Return the axes; stores pressed buttons until they are read."""
         before, self._buttons = self._buttons, list(message.buttons)
         for number, down in enumerate(self._buttons):
             if down and not (number < len(before) and before[number]):
@@ -181,11 +181,12 @@ class TwistTopic(TopicDevice):
 
     kind: ClassVar[str] = "geometry_msgs/msg/TwistStamped"
     must_be_stamped: ClassVar[bool] = True
-    topic: str = "teleop/command"  # the topic of `teleop_node`
-    full_translation: float = 0.1  # velocity that is the largest action [m/s]
-    full_rotation: float = 0.5  # the same for turns [rad/s]
-    base_frame: str = "base"  # `frame_id` of velocities in the base frame, as are those without one
-    tool_frame: str = "tcp"  # of velocities along the axes of the tool as it is measured
+    topic: str = "teleop/command"  # topic of `teleop_node`
+    full_translation: float = 0.1  # velocity of the largest action [m/s]
+    full_rotation: float = 0.5  # angular velocity of the largest action [rad/s]
+    # `frame_id` of the base frame; also the default for messages without one
+    base_frame: str = "base"
+    tool_frame: str = "tcp"  # `frame_id` of velocities along the measured tool axes
 
     def __post_init__(self) -> None:
         if self.shaping.frame != "base":
@@ -197,7 +198,7 @@ class TwistTopic(TopicDevice):
             )
 
     def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
-        """As of any device; along the tool's axes the operator's view does not count."""
+        """Convert axes to a motion; in the tool frame the operator's heading is ignored."""
         if self._frame != self.tool_frame:
             return super().motion(axes, tool_orientation)
         motion = replace(self.shaping, rotation=0.0).motion(axes, None)
@@ -213,7 +214,7 @@ class TwistTopic(TopicDevice):
         return np.clip(np.concatenate(parts), -1.0, 1.0)
 
     def take(self, message: Any) -> Vector:
-        """Linear and angular velocity, as shares of the largest action; see `TopicDevice`."""
+        """Return linear and angular velocity as fractions of the largest action."""
         from robot_rl.ros.conversions import check_frame
 
         check_frame(message, self.base_frame, self.tool_frame)

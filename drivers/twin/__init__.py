@@ -1,1 +1,1 @@
-"""Twins of devices, in a MuJoCo world: the vendors' own libraries drive them."""
+"""Device twins in a MuJoCo world, driven through the vendors' own libraries."""

@@ -1,20 +1,20 @@
-"""The node of a twin cell: owns the world in which the vendors' devices live, and their faults.
+"""Twin cell node: runs the world of the simulated devices, and injects faults.
 
-It has the topics of `robot_rl.ros.sim_topics`; `sim/reset` puts the objects back, and leaves the
-arm where it is. What happens to the cell are services (Trigger):
+It has the topics of `robot_rl.ros.sim_topics`; `sim/reset` puts the objects back and leaves the arm
+in place. Each event of the cell is a service (Trigger):
 
-    sim/protective_stop     the controller stops the arm, as after a collision
-    sim/emergency_stop      somebody presses the button
-    sim/switch_on           somebody releases it, switches the arm on and opens its brakes
-    sim/cut_connection      the network's cable is pulled
-    sim/restore_connection  and plugged in again
-    sim/delay_packets       the network delivers nothing for the parameter `delay_s`, then all
-    sim/silence_gripper     the gripper answers nothing, as without its cable
-    sim/jam_gripper         something holds its fingers
-    sim/restore_gripper     both are over
-    sim/silence_cameras     no pictures come any more
-    sim/freeze_cameras      the same picture comes again and again
-    sim/restore_cameras     both are over
+    sim/protective_stop     stop the arm, as after a collision
+    sim/emergency_stop      press the emergency stop
+    sim/switch_on           release the emergency stop, switch on, open the brakes
+    sim/cut_connection      unplug the network cable
+    sim/restore_connection  plug it in again
+    sim/delay_packets       stall the network for the parameter `delay_s`, then deliver all packets
+    sim/silence_gripper     stop the gripper's answers, as if its cable were unplugged
+    sim/jam_gripper         block the fingers
+    sim/restore_gripper     end both gripper faults
+    sim/silence_cameras     stop the images
+    sim/freeze_cameras      repeat the same image
+    sim/restore_cameras     end both camera faults
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from robot_rl.ros.sim_topics import SceneTopics
 
 
 class TwinNode(DeviceNode):
-    """The twin's node. Parameters, beside those of `DeviceNode`: `episode_seed`, `delay_s`."""
+    """Twin node. ROS parameters, besides those of `DeviceNode`: `episode_seed`, `delay_s`."""
 
     driver_family = UrController
     default_rate_hz: ClassVar[float] = 50.0
@@ -47,7 +47,7 @@ class TwinNode(DeviceNode):
         self.parameter("delay_s", 1.0, text, low=0.01, high=60.0, read_only=False)
 
     def make_topics(self) -> None:
-        """Make the topics of the scene and the services of the faults."""
+        """Create the scene topics and the fault services."""
         self._scene_topics.make(self._begin_episode)
         for name in (
             *("protective_stop", "emergency_stop", "switch_on"),
@@ -61,13 +61,13 @@ class TwinNode(DeviceNode):
         self.serve("sim/delay_packets", self._delay_packets)
 
     def poll(self) -> None:
-        """Publish the scene where it is new."""
+        """Publish the scene if it is new."""
         self.driver.check_running()
         if self.freshness.is_new(self.driver.stamp_ns):
             self._scene_topics.publish()
 
     def warning(self) -> str | None:
-        """Why the arm is held."""
+        """Return why the arm is stopped."""
         fault: str | None = self.driver.fault
         return fault or super().warning()
 
@@ -99,7 +99,7 @@ class TwinNode(DeviceNode):
         return controller
 
 
-main = partial(run_node, TwinNode)  # its driver is in the parameter `driver`
+main = partial(run_node, TwinNode)  # the parameter `driver` selects the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

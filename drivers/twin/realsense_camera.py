@@ -1,8 +1,8 @@
-"""A twin of a RealSense camera: the library's software device, fed with pictures of the world.
+"""RealSense twin: librealsense's software device, fed with images of the world.
 
-Its frames go the way of a camera's through the library, from the sensors on: matched to sets, with
-profile, lens and stamp, and aligned. Only the library's pipeline is left out: version 2.59 does not
-find software devices.
+Frames take the same path through the library as a real camera's, from the sensors on: matching into
+framesets, profile, intrinsics, stamp, and alignment. Only the library's pipeline is bypassed:
+version 2.59 does not find software devices.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from robot_rl.env.task import Task
 if TYPE_CHECKING:
     from robot_rl.ros.ros_client import RosClient
 
-# Faults of the cameras that the cell's node publishes; empty without one.
+# Topic of camera faults, published by the cell's node; empty for no fault.
 CAMERAS_TOPIC = "sim/cameras"
 SILENT, FROZEN = "silent", "frozen"
 
 _WAIT_SECONDS = 0.5
 _MILLIMETRE = 1e-3
 _UNMOVED = ([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0])
-# The library does not copy pictures: these are kept until it has passed them on.
+# librealsense does not copy images: keep this many until it has forwarded them.
 _KEPT_FRAMES = 16
 
 
@@ -43,7 +43,7 @@ class _Scene(SimCamera):
     fault = ""
 
     def listen(self, name: str = "twin_camera") -> RosClient:
-        """Listen to the world and to the camera's faults."""
+        """Subscribe to the world and to the camera faults."""
         from std_msgs.msg import String
 
         from robot_rl.ros import qos
@@ -58,16 +58,16 @@ class _Scene(SimCamera):
 
 @dataclass(eq=False, kw_only=True)
 class TwinRealSense(RealSenseCamera):
-    """One camera of the twin's model, seen through `pyrealsense2`.
+    """One camera of the twin's model, through `pyrealsense2`.
 
-    The lowest bit of its colours is noise: no two pictures of a sensor are the same.
+    Adds noise to the lowest colour bit, because a real sensor never repeats an image.
     """
 
-    task: Task  # the simulated one, the same as the twin's
-    model: str  # path of the arm's MJCF, beginning with `hardware/`
-    gripper: GripperMotor  # as the twin's
-    camera: str  # its name in the model
-    namespace: str = ""  # of the twin's node
+    task: Task  # the twin's simulated task
+    model: str  # path of the arm's MJCF, under `hardware/`
+    gripper: GripperMotor  # same as the twin's
+    camera: str  # camera name in the model
+    namespace: str = ""  # namespace of the twin's node
 
     def __post_init__(self) -> None:
         self.serial = self.serial or self.camera
@@ -84,13 +84,13 @@ class TwinRealSense(RealSenseCamera):
             depth=self.depth,
         )
         self._noise = np.random.default_rng(0)
-        self._sensors: list[tuple[Any, Any]] = []  # colour, and depth if asked for; their profiles
+        self._sensors: list[tuple[Any, Any]] = []  # colour, and optional depth; their profiles
         self._kept: deque[Any] = deque(maxlen=_KEPT_FRAMES)
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def connect(self) -> None:
-        """Make the device, and begin to feed it."""
+        """Create the device and start feeding it."""
         self.close()
         rs = self._rs
         device = rs.software_device()
@@ -113,7 +113,7 @@ class TwinRealSense(RealSenseCamera):
         for sensor, profile in self._sensors:
             sensor.open([profile])
             sensor.start(syncer)
-        self._problem: Exception | None = None  # why no pictures will come any more
+        self._problem: Exception | None = None  # why the image feed ended
 
         def next_frames(milliseconds: int) -> Any:
             if self._problem is not None:
@@ -128,7 +128,7 @@ class TwinRealSense(RealSenseCamera):
         self._set_up(device, self._sensors[0][1])
 
     def close(self) -> None:
-        """Stop the streams, and no longer look at the world."""
+        """Stop the streams and the rendering."""
         self._ending.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -141,7 +141,7 @@ class TwinRealSense(RealSenseCamera):
         self._next_frames = None
 
     def _relate(self) -> None:
-        """Depth is seen from where colour is, in millimetres."""
+        """Place depth at the colour camera, in millimetres."""
         (_, color), (stereo, depth) = self._sensors
         stereo.add_read_only_option(self._rs.option.depth_units, _MILLIMETRE)
         together = self._rs.extrinsics()
@@ -157,11 +157,11 @@ class TwinRealSense(RealSenseCamera):
         return lens
 
     def _feed(self) -> None:
-        """Look at the world until the end; OpenGL wants one thread for that, from first to last."""
+        """Render until closed; OpenGL needs one thread throughout."""
         shown: Frame | None = None
         try:
             while not self._ending.is_set():
-                with contextlib.suppress(DriverTimeout):  # the world stands still: so do pictures
+                with contextlib.suppress(DriverTimeout):  # no new image while the world is paused
                     seen = self._scene.read(_WAIT_SECONDS)
                     if shown is None or self._scene.fault != FROZEN:
                         shown = replace(seen, color=self._noisy(seen.color))
@@ -177,11 +177,11 @@ class TwinRealSense(RealSenseCamera):
         return noisy
 
     def _send(self, seen: Frame) -> None:
-        # Depth first: with colour the set is complete.
+        # Depth first, because colour completes the set.
         for (sensor, profile), picture in reversed(
             list(zip(self._sensors, (seen.color, seen.depth), strict=False))
         ):
-            assert picture is not None  # depth is there where it has a sensor
+            assert picture is not None  # a depth sensor implies depth
             pixels = np.ascontiguousarray(picture)
             self._kept.append(pixels)
             frame = self._rs.software_video_frame()

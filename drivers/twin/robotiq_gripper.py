@@ -1,8 +1,8 @@
-"""A twin of Robotiq's 2F grippers: `pymodbus` asks a Modbus server for the gripper's registers.
+"""Robotiq 2F twin: a Modbus server with the gripper's registers, for `pymodbus`.
 
-Registers as in Robotiq's "2F-85 & 2F-140 Instruction Manual", chapter 4. Its fingers are somebody
-else's. Activation moves none of them: it ends after some questions for the status. The registers of
-speed and force are only kept.
+Registers follow Robotiq's "2F-85 & 2F-140 Instruction Manual", chapter 4. Another object moves the
+fingers. Activation moves no fingers: it ends after a few status requests. The speed and force
+registers are stored without effect.
 """
 
 from __future__ import annotations
@@ -20,64 +20,64 @@ from robot_rl.errors import require
 if TYPE_CHECKING:
     from drivers.live_world import LiveWorld
 
-OPEN_COUNT, CLOSED_COUNT = 3, 228  # reported by a 2F-85 that is fully open or fully closed
+OPEN_COUNT, CLOSED_COUNT = 3, 228  # as reported by a 2F-85, fully open and fully closed
 _COMMAND, _STATUS = 0x03E8, 0x07D0  # first of three registers each
 _DEVICE = 9  # Modbus address
-_READ_INPUTS = 4  # the function with which the status is read
-_THERE = 3  # counts by which fingers at their goal may miss it
+_READ_INPUTS = 4  # Modbus function that reads the status
+_THERE = 3  # position tolerance at the goal, in counts
 _START_SECONDS = 10.0
-_MOTION_SECONDS = 0.2  # in which fingers begin to move
+_MOTION_SECONDS = 0.2  # time in which fingers start to move
 
 
 class CountedFingers(Protocol):
-    """Fingers whose positions are counts, `OPEN_COUNT` to `CLOSED_COUNT`."""
+    """Fingers with positions in counts, `OPEN_COUNT` to `CLOSED_COUNT`."""
 
     def go_to(self, count: int) -> None:
-        """Move there, as far as nothing is in the way."""
+        """Move to a position, or until an object blocks the fingers."""
 
     def look(self) -> tuple[int, bool]:
-        """Where they are, and whether they rest."""
+        """Return the position, and whether the fingers are at rest."""
 
 
 class WorldFingers:
-    """The fingers of a simulated world, in counts; any thread may call the methods.
+    """Fingers of a simulated world, in counts; any thread may call the methods.
 
     Attributes:
-        jammed: Whether something holds them.
+        jammed: Whether the fingers are blocked.
     """
 
     def __init__(self, world: LiveWorld) -> None:
         self._world = world
         self.jammed = False
         self._goal = -1
-        self._sent = -math.inf  # when they were sent to another place, on the steady clock [s]
+        self._sent = -math.inf  # time of the last new goal, steady clock [s]
 
     def go_to(self, count: int) -> None:
-        """Move there, as far as nothing is in the way and nothing holds them."""
+        """Move to a position, unless jammed, or until an object blocks the fingers."""
         if count != self._goal and not self.jammed:
             self._goal, self._sent = count, time.monotonic()
             self._world.command_gripper((count - OPEN_COUNT) / (CLOSED_COUNT - OPEN_COUNT))
 
     def jam(self) -> None:
-        """Hold them where they are, until they are no longer `jammed`."""
+        """Block the fingers in place while `jammed` is set."""
         self.go_to(min(max(self.look()[0], OPEN_COUNT), CLOSED_COUNT))
         self.jammed, self._goal = True, -1
 
     def look(self) -> tuple[int, bool]:
-        """Where they are, and whether they rest; not yet when they were sent away just now."""
+        """Return the position and whether the fingers rest; False just after a new goal."""
         position, rests = self._world.gripper_position()
         count = OPEN_COUNT + round(position * (CLOSED_COUNT - OPEN_COUNT))
         return count, rests and time.monotonic() - self._sent > _MOTION_SECONDS
 
 
 class RobotiqGripper:
-    """The gripper behind its registers; `silent` lets it answer nothing, as without power.
+    """The gripper behind its registers; if `silent`, it does not answer, as without power.
 
     Attributes:
-        active: Whether it was asked to be active.
-        activations: How often it was activated.
+        active: Whether activation was requested.
+        activations: Number of activations.
         fault: gFLT.
-        request: The last position that it was sent to, 0 to 255.
+        request: Last commanded position, 0 to 255.
     """
 
     def __init__(self, fingers: CountedFingers, activation_polls: int = 2) -> None:
@@ -87,7 +87,7 @@ class RobotiqGripper:
         self.active = self.silent = self._go = False
 
     def write(self, registers: Sequence[int]) -> None:
-        """Take the three command registers."""
+        """Execute the three command registers."""
         action, self.request = registers[0] >> 8, registers[1] & 0xFF
         self.speed, self.force = registers[2] >> 8, registers[2] & 0xFF
         active, self._go = bool(action & 1), bool(action & 8)
@@ -99,7 +99,7 @@ class RobotiqGripper:
             self._fingers.go_to(self._fingers.look()[0])
 
     def status(self) -> list[int]:
-        """The three status registers."""
+        """Return the three status registers."""
         if self.active and self.activation_left:
             self.activation_left -= 1
             state = 1
@@ -118,13 +118,13 @@ class RobotiqGripper:
 
 
 class GripperServer:
-    """A Modbus server of pymodbus in a thread of its own, in front of a gripper.
+    """A pymodbus server for a gripper, in its own thread.
 
-    `make_server` takes the device with the registers, and makes a server of `pymodbus.server`;
-    it is called where the server's event loop runs. Needs the extra `robotiq`.
+    `make_server` receives the device with the registers and returns a server of `pymodbus.server`;
+    it runs in the server's event loop. Needs the extra `robotiq`.
 
     Raises:
-        DriverError: The server cannot begin, for example since its port is in use.
+        DriverError: The server cannot start, for example because its port is in use.
     """
 
     def __init__(self, gripper: RobotiqGripper, make_server: Callable[[Any], Any]) -> None:
@@ -151,7 +151,7 @@ class GripperServer:
             raise DriverError("the gripper's Modbus server cannot begin", got=repr(self._problem))
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_START_SECONDS)
         self._end()
 
@@ -168,7 +168,7 @@ class GripperServer:
 
 
 def serve_gripper(gripper: RobotiqGripper, host: str, port: int) -> GripperServer:
-    """Serve frames of the serial line over TCP, as a UR does for the tool connector's line."""
+    """Serve serial-line frames over TCP, as a UR does for its tool connector."""
     server = require("pymodbus.server", "robotiq").ModbusTcpServer
     framer = require("pymodbus", "robotiq").FramerType.RTU
     return GripperServer(
@@ -177,7 +177,7 @@ def serve_gripper(gripper: RobotiqGripper, host: str, port: int) -> GripperServe
 
 
 def _device(gripper: RobotiqGripper) -> Any:
-    """The device of pymodbus, which asks the gripper at every request."""
+    """Return a pymodbus device that forwards every request to the gripper."""
     simulator = require("pymodbus.simulator", "robotiq")
     illegal = require("pymodbus.constants", "robotiq").ExcCodes.ILLEGAL_FUNCTION
 

@@ -1,12 +1,12 @@
-"""A twin of Universal Robots' controller: `ur-rtde` drives a MuJoCo arm through it.
+"""Universal Robots controller twin: lets `ur-rtde` drive a MuJoCo arm.
 
-It knows the commands that `drivers.arm.ur` uses: force mode, zeroing of the force sensor, the RTDE
-watchdog and the end of the program. As of a real one, its answers are not its deeds: a program
-begins and ends, and a protective stop ends, a while after it was asked for.
+Supports the commands that `drivers.arm.ur` uses: force mode, zeroing of the force sensor, the RTDE
+watchdog, and ending the program. As on a real controller, an answer comes before its effect: a
+program starts and ends, and a protective stop ends, some time after the request.
 
-In force mode the commanded wrench moves the arm against a damper, up to the speed limits; along
-axes that are not compliant the arm keeps its place. UR documents what damping, gain and limits
-mean, but no numbers; ours give a well damped arm with the defaults of `drivers.arm.ur`.
+In force mode the commanded wrench moves the arm against a damper, up to the speed limits. Along
+non-compliant axes the arm holds its position. UR documents the meaning of damping, gain and limits,
+but no numbers. The numbers here give a well damped arm with the defaults of `drivers.arm.ur`.
 """
 
 from __future__ import annotations
@@ -33,26 +33,25 @@ from drivers.twin.robotiq_gripper import (
 from drivers.twin.ur_sockets import UrSockets
 from robot_rl.safety import rotations
 
-# Commands in the program's input_int_register_0.
+# Commands in input_int_register_0 of the program.
 _FORCE_MODE, _END_FORCE_MODE, _ZERO_SENSOR, _DAMPING, _GAIN = 6, 7, 8, 20, 21
 _WATCHDOG, _STOP_SCRIPT = 35, 255
-# Values of the program's output_int_register_0. It is done with a command until the library has
-# seen that and clears it, for the library waits for this up to 300 s; only commands that are
-# streamed are not waited for.
+# Values of output_int_register_0. "Done" stays until the library has seen it and clears the
+# command: the library waits up to 300 s for it. It does not wait after streamed commands.
 _READY, _DONE = 1, 2
-_STOPPED, _RUNNING = 1, 2  # the program, in runtime_state
+_STOPPED, _RUNNING = 1, 2  # runtime_state of the program
 _OFF, _ON = 3, 7  # robot modes
 _CHANGE_SECONDS = 0.3
-_LOCKED_SECONDS = 5.0  # a protective stop stays at least so long
+_LOCKED_SECONDS = 5.0  # minimum duration of a protective stop
 
-# The damper of force mode at full damping and a gain of 1 [Ns/m, Nms/rad].
+# Force mode damper at full damping and a gain of 1 [Ns/m, Nms/rad].
 _FULL_DAMPING = np.repeat([1200.0, 30.0], 3)
-_DEFAULT_DAMPING, _DEFAULT_GAIN = 0.005, 1.0  # UR's own
+_DEFAULT_DAMPING, _DEFAULT_GAIN = 0.005, 1.0  # UR's defaults
 _LEAST_GAIN = 0.01  # the arm does not move at 0
 
 
 class _Safety(NamedTuple):
-    """A state of the safety system, as RTDE tells it."""
+    """Safety state, as reported by RTDE."""
 
     mode: int  # safety_mode
     bits: int  # safety_status_bits
@@ -65,57 +64,58 @@ _EMERGENCY_STOP = _Safety(7, 1 << 6 | 1 << 7)
 
 class _ForceMode(NamedTuple):
     turn: Vector  # quaternion xyzw (4,) of the task frame, in the base frame
-    compliant: npt.NDArray[np.bool_]  # (6,) along and about each of its axes
+    compliant: npt.NDArray[np.bool_]  # (6,) per axis, linear then angular
     wrench: Vector  # (6,) in the task frame [N, Nm]
     limits: Vector  # (6,) largest speeds along compliant axes [m/s, rad/s]
 
 
 @dataclass(eq=False)
 class UrController(LiveWorld):
-    """A controller with a UR arm in a task's world."""
+    """Controller and UR arm in a task's world."""
 
-    rate_hz: float = 125.0  # of measurements, whatever rate a client asks for
-    host: str = "127.0.0.1"  # address of this machine at which it serves UR's ports
+    rate_hz: float = 125.0  # measurement rate; the rate that a client requests is ignored
+    host: str = "127.0.0.1"  # address of this machine for UR's ports
     protective_force: float = 150.0  # measured contact force that stops the arm [N]
-    # Where it passes the line of its tool connector on, with a Robotiq 2F-85; None without one.
+    # Port that forwards the tool connector's line, with a Robotiq 2F-85; None for no gripper.
     gripper_port: int | None = None
-    sensor_offset: float = 0.0  # reading of the force sensor along z in the air, until zeroed [N]
+    sensor_offset: float = 0.0  # force sensor reading along z without contact, until zeroed [N]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fault: str | None = None  # why the arm is held
+        self.fault: str | None = None  # why the arm is stopped
         self._steps = max(1, round(self._world.physics_rate_hz / self.rate_hz))
         self._sockets: UrSockets | None = None
         self._line: GripperServer | None = None
         self._fingers = WorldFingers(self)
         self._gripper = RobotiqGripper(self._fingers)
-        self._changes: list[tuple[float, Callable[[], None]]] = []  # when, and what
-        self._beginning = False  # a program is about to
+        self._changes: list[tuple[float, Callable[[], None]]] = []  # time and change
+        self._beginning = False  # a program is starting
         self._is_running = False
-        self.remote = True  # whether the pendant is in remote control: else it takes no programs
-        self._unlockable = 0.0  # when a protective stop may end, on the steady clock [s]
-        self._patience = math.inf  # of the program's watchdog [s]
+        # whether the pendant is in remote control; otherwise programs are ignored
+        self.remote = True
+        self._unlockable = 0.0  # when a protective stop may end, steady clock [s]
+        self._patience = math.inf  # timeout of the program's watchdog [s]
         self._kicked = 0.0
         self._reply = _READY
         self._outputs: Mapping[str, Any] = {}
-        self._time = 0.0  # since the controller was switched on [s]
+        self._time = 0.0  # time since the controller was switched on [s]
         self._robot_mode, self._safety = _ON, _NORMAL
         self._damping, self._gain = _DEFAULT_DAMPING, _DEFAULT_GAIN
         self._force: _ForceMode | None = None
         self._sensor = np.array([0.0, 0.0, self.sensor_offset, 0.0, 0.0, 0.0])
         self._begin(self.seed)
-        self._aim = self._world.tcp_pose()  # target of the stiff arm (7,)
+        self._aim = self._world.tcp_pose()  # target pose of the stiff arm (7,)
         self._measure()
 
     def connect(self) -> None:
-        """Open the ports, and let time pass; `DriverError` where somebody else has them."""
+        """Open the ports and start time; `DriverError` if a port is in use."""
         self._sockets = UrSockets(self, self.host)
         if self.gripper_port is not None:
             self._line = serve_gripper(self._gripper, self.host, self.gripper_port)
         super().connect()
 
     def close(self) -> None:
-        """Close the ports, and let time stand still."""
+        """Close the ports and stop time."""
         super().close()
         sockets, self._sockets = self._sockets, None
         if sockets is not None:
@@ -125,16 +125,16 @@ class UrController(LiveWorld):
             line.close()
 
     def reset(self, seed: int) -> Vector:
-        """Put the objects where the scene of a seed has them, and leave the arm where it is."""
+        """Place the objects as in the seed's scene; the arm stays in place."""
         with self._lock:
             start_pose = self._task.reset(np.random.default_rng(seed))
             self._world.put_back_objects()
         return start_pose
 
-    # -- what happens to it -----------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def protective_stop(self, reason: str = "asked for") -> None:
-        """Stop as after a collision; it can be unlocked 5 s later."""
+        """Stop as after a collision; can be unlocked after 5 s."""
         with self._lock:
             self._unlockable = time.monotonic() + _LOCKED_SECONDS
             self._stand(_PROTECTIVE_STOP, f"protective stop: {reason}")
@@ -152,33 +152,33 @@ class UrController(LiveWorld):
             self._stand(self._safety, "switched off")
 
     def switch_on(self) -> None:
-        """As a person at the pendant: release the button, switch on, open the brakes."""
+        """Do what a person does at the pendant: release the button, switch on, open the brakes."""
         with self._lock:
             self._safety, self._robot_mode, self.fault = _NORMAL, _ON, None
 
     def cut_connection(self) -> None:
-        """Pull the network's cable."""
+        """Unplug the network cable."""
         self._network().cut()
 
     def restore_connection(self) -> None:
-        """Plug it in again."""
+        """Plug in the network cable."""
         self._network().restore()
 
     def delay_packets(self, seconds: float) -> None:
-        """Let the network deliver nothing for so long, and then all at once."""
+        """Stall the network for this long [s], then deliver all packets at once."""
         self._network().stall(seconds)
 
     def silence_gripper(self) -> None:
-        """Let the gripper answer nothing, as without its cable; its fingers keep their grip."""
+        """Stop the gripper's answers, as without its cable; the fingers keep their grip."""
         self._with_gripper().silent = True
 
     def jam_gripper(self) -> None:
-        """Hold its fingers where they are."""
+        """Block the fingers in place."""
         self._with_gripper()
         self._fingers.jam()
 
     def restore_gripper(self) -> None:
-        """End both."""
+        """End both gripper faults."""
         self._with_gripper().silent = self._fingers.jammed = False
 
     def _with_gripper(self) -> RobotiqGripper:
@@ -191,19 +191,19 @@ class UrController(LiveWorld):
             raise DriverError("the controller is not connected", hint="call connect first")
         return self._sockets
 
-    # -- for the sockets, each in a thread of theirs ----------------------------------------------
+    # -- called by the sockets, each in its own thread ---------------------------------------------
 
     def outputs(self) -> Mapping[str, Any]:
-        """The RTDE outputs by name, the registers among them; what is not named is 0."""
+        """Return the RTDE outputs by name, including registers; a missing name is 0."""
         return self._outputs
 
     def take(self, registers: Mapping[str, float]) -> None:
-        """Take the RTDE input registers, which carry one command to the program."""
+        """Execute the command in the RTDE input registers."""
         command = int(registers.get("input_int_register_0", 0))
         with self._lock:
             self._kicked = time.monotonic()
             if not self._is_running:
-                return  # nobody reads them
+                return  # no program reads them
             if command == _FORCE_MODE:
                 self._force = _force_mode(registers)
             elif command == _END_FORCE_MODE:
@@ -222,14 +222,14 @@ class UrController(LiveWorld):
             self._outputs = {**self._outputs, "output_int_register_0": self._reply}
 
     def take_program(self) -> None:
-        """A program was uploaded: it begins a while later, and arrives in several parts."""
+        """Start the uploaded program after a delay; an upload arrives in several parts."""
         with self._lock:
             if not self._beginning:
                 self._beginning = True
                 self._soon(self._begin_program)
 
     def answer(self, command: str) -> str:
-        """The dashboard's answer to a command; to an unknown one as UR does."""
+        """Return the dashboard's answer to a command; UR's error text for an unknown one."""
         with self._lock:
             answers: dict[str, Callable[[], str]] = {
                 "PolyscopeVersion": lambda: "URSoftware 5.11.0.108249 (Dec 15 2021)",
@@ -274,7 +274,7 @@ class UrController(LiveWorld):
             self._sockets.publish()
 
     def _push(self) -> None:
-        """Let force mode act on the arm for one physics step."""
+        """Apply force mode to the arm for one physics step."""
         force, world = self._force, self._world
         if force is None:
             return
@@ -316,7 +316,7 @@ class UrController(LiveWorld):
         }
 
     def _wrench(self) -> Vector:
-        """The wrench of the environment on the TCP (6,), after the sensor's filter."""
+        """Return the external wrench on the TCP (6,), after the sensor's filter."""
         return np.mean(self._wrenches, axis=0) if self._wrenches else np.zeros(6)
 
     def _stand(self, safety: _Safety, reason: str) -> None:
@@ -332,20 +332,20 @@ class UrController(LiveWorld):
             self._run_program(True)
 
     def _run_program(self, running: bool) -> None:
-        """Begin or end the program; with it force mode ends, and the arm keeps its place."""
+        """Start or stop the program; force mode ends, and the arm holds its position."""
         self._is_running, self._reply = running, _READY
         self._patience = math.inf
         self._keep_place()
 
     def _keep_place(self) -> None:
-        """End force mode where the arm is; one that stands already keeps the place that it has."""
+        """End force mode and hold the position; an arm that already holds keeps its target."""
         if self._force is not None:
             self._force, self._aim = None, self._world.tcp_pose()
             self._world.set_target(self._aim)
 
 
 def _force_mode(registers: Mapping[str, float]) -> _ForceMode:
-    """The command in the registers, as ur-rtde's program reads them."""
+    """Decode the force mode command as ur-rtde's program does."""
     numbers = np.array([registers[f"input_double_register_{i}"] for i in range(18)])
     turn = pose_of(numbers[:6].tolist())[3:]
     compliant = [registers[f"input_int_register_{i}"] != 0 for i in range(2, 8)]

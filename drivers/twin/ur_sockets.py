@@ -1,6 +1,6 @@
-"""The sockets of a Universal Robots controller, as `ur-rtde` uses them: RTDE, dashboard, scripts.
+"""Universal Robots sockets for `ur-rtde`: RTDE, dashboard, scripts.
 
-RTDE as in UR's "Real-Time Data Exchange (RTDE) Guide", protocol version 2.
+RTDE follows UR's "Real-Time Data Exchange (RTDE) Guide", protocol version 2.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _KINDS = {
 _DOUBLES = ("timestamp", "speed_scaling", "target_speed_fraction", "payload", "actual_momentum")
 _VECTORS = ("target_", "actual_T", "actual_q", "joint_", "ft_raw", "payload_inertia", "external")
 _POLL_SECONDS = 0.005
-_QUIET_SECONDS = 0.5  # longest wait of a stream for the next measurement, to see that all ends
+_QUIET_SECONDS = 0.5  # longest wait of a stream before it checks whether to stop
 
 
 class UrBackend(Protocol):
-    """The controller behind the sockets; each socket calls it in a thread of its own."""
+    """The controller behind the sockets; each socket calls it in its own thread."""
 
     def outputs(self) -> Mapping[str, Any]:
-        """The RTDE outputs by name, the registers among them; what is not named is 0."""
+        """Return the RTDE outputs by name, including registers; a missing name is 0."""
 
     def take(self, registers: Mapping[str, float]) -> None:
-        """Take the RTDE input registers, which carry one command to the program."""
+        """Execute the command in the RTDE input registers."""
 
     def take_program(self) -> None:
-        """A program was uploaded: it begins a while later, and arrives in several parts."""
+        """Start the uploaded program after a delay; an upload arrives in several parts."""
 
     def answer(self, command: str) -> str:
-        """The dashboard's answer to a command; to an unknown one as UR does."""
+        """Return the dashboard's answer to a command; UR's error text for an unknown one."""
 
 
 class UrSockets:
-    """Serves a controller at an address; a fault of the network is made here.
+    """Serves a controller at an address, and simulates network faults.
 
     Raises:
-        DriverError: Somebody else has the ports.
+        DriverError: A port is in use.
     """
 
     def __init__(self, controller: UrBackend, host: str) -> None:
@@ -62,32 +62,32 @@ class UrSockets:
         self._host = host
         self._listeners: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
-        self._moved = threading.Condition()  # a new measurement, counted
+        self._moved = threading.Condition()  # signals a new measurement
         self._measurements = 0
         self._is_cut = False
-        self._stalled_until = 0.0  # on the steady clock [s]
+        self._stalled_until = 0.0  # steady clock [s]
         self._listen()
 
     def publish(self) -> None:
-        """Let the streams send the newest outputs."""
+        """Make the streams send the latest outputs."""
         with self._moved:
             self._measurements += 1
             self._moved.notify_all()
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives any more, in either direction."""
+        """Unplug the cable: no data arrives, in either direction."""
         self._is_cut = True
         self._close(self._listeners)
 
     def restore(self) -> None:
-        """Plug it in again; the controller has dropped the old connections."""
+        """Plug in the cable; the controller has dropped the old connections."""
         self._close(list(self._connections))
         if self._is_cut:
             self._listen()
         self._is_cut = False
 
     def stall(self, seconds: float) -> None:
-        """Deliver nothing for so long, and then all at once, as TCP does after a loss."""
+        """Stall for this long [s], then deliver all data at once, as TCP does after a loss."""
         self._stalled_until = time.monotonic() + seconds
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class UrSockets:
 
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
         def guarded() -> None:
-            with contextlib.suppress(OSError):  # the other side, or `close`, has ended it
+            with contextlib.suppress(OSError):  # the peer or `close` ended it
                 target(*arguments)
 
         threading.Thread(target=guarded, daemon=True).start()
@@ -141,7 +141,7 @@ class UrSockets:
             connection.close()
 
     def _arrived(self) -> None:
-        """Return when what was received just now has come through the network."""
+        """Wait until the data received now would have passed the simulated network."""
         while self._is_cut or time.monotonic() < self._stalled_until:
             time.sleep(_POLL_SECONDS)
 
@@ -192,7 +192,7 @@ class UrSockets:
     def _stream(
         self, connection: socket.socket, names: Sequence[str], sending: threading.Lock
     ) -> None:
-        """Send each measurement; what is stalled is kept, what is cut is lost."""
+        """Send each measurement; data is buffered during a stall and lost during a cut."""
         seen, waiting = self._measurements, b""
         while connection.fileno() >= 0:
             with self._moved:
@@ -210,7 +210,7 @@ class UrSockets:
 
 
 def _kind_of(name: str) -> str:
-    """The type of an RTDE variable, as far as `ur-rtde` asks for it."""
+    """Return the type of an RTDE variable that `ur-rtde` uses."""
     if "int_register" in name or name in ("robot_mode", "safety_mode"):
         return "INT32"
     if name == "joint_mode":

@@ -1,1 +1,1 @@
-"""Generative processes: one small file each, over one base."""
+"""Generative processes, one file each, with a common base class."""

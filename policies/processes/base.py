@@ -1,6 +1,6 @@
-"""The base class of generative processes: chains of Gaussian transitions from noise to a chunk.
+"""Base class of generative processes: chains of Gaussian transitions from noise to a chunk.
 
-A chain has K + 1 entries: `chain[:, 0]` is pure noise (x^K of the papers), `chain[:, K]` the
+A chain has K + 1 entries: `chain[:, 0]` is pure noise (x^K in the papers), `chain[:, K]` the
 clean chunk (x^0). Transition `index` in 0 ... K-1 leads from entry `index` to `index + 1`.
 """
 
@@ -22,7 +22,7 @@ _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 class Process(nn.Module, ABC):
-    """Sampler and scorer over one `transition`, so that they cannot disagree on the grid.
+    """Sampler and scorer that share one `transition`, so they use the same time grid.
 
     Args:
         denoiser: The network, for chunks of `horizon` H by `action_dimension` d.
@@ -30,8 +30,8 @@ class Process(nn.Module, ABC):
         deterministic: Whether every transition has a standard deviation of zero.
 
     Attributes:
-        options: JSON values of the arguments that the process has beside its denoiser.
-        noise_shape: Of the noise of one sample: the start, then one draw for each transition.
+        options: JSON values of the process's arguments besides the denoiser.
+        noise_shape: Noise shape of one sample: the start, then one draw for each transition.
     """
 
     options: Mapping[str, Any]
@@ -51,11 +51,11 @@ class Process(nn.Module, ABC):
 
     @abstractmethod
     def transition(self, x: Tensor, index: int | Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the Gaussian of the next entry of the chain.
+        """Return the Gaussian of the next entry of the chain.
 
         Args:
             x: (B, H, d) entry `index` of the chain.
-            index: 0 ... K-1, of the whole batch or (B,) of each of its rows.
+            index: 0 ... K-1, for the whole batch, or (B,) for each row.
             features: (B, F) encoded observation.
 
         Returns:
@@ -66,14 +66,14 @@ class Process(nn.Module, ABC):
     def loss(
         self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Give the imitation loss (scalar) of normalised clean chunks (B, H, d).
+        """Return the imitation loss (scalar) of normalised clean chunks (B, H, d).
 
-        Of them `valid` (B, H) actions count; diffusion steps and noise come from the generator.
+        Only `valid` (B, H) actions count. The generator draws diffusion steps and noise.
         """
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values that describe the process, its network included."""
+        """JSON values that describe the process and its network."""
         return {
             registry.CLASS: registry.name_of(type(self)),
             "horizon": self.horizon,
@@ -83,7 +83,7 @@ class Process(nn.Module, ABC):
         }
 
     def varied(self, **options: Any) -> Process:
-        """Give a process of the same class on the same network, with some other options.
+        """Return a process of the same class on the same network, with some options changed.
 
         Raises:
             RegistryError: It has no such option.
@@ -92,9 +92,9 @@ class Process(nn.Module, ABC):
         return registry.build(Process, mine, denoiser=self.denoiser)
 
     def exploring(self, std: float) -> Process:
-        """Give a process on the same network that draws every transition, so all have a density.
+        """Return a process on the same network with random transitions, so that all have a density.
 
-        Each has a standard deviation of `std` or more, in normalised actions.
+        Each has a standard deviation of at least `std`, in normalised actions.
 
         Raises:
             PolicyError: This process has no such form.
@@ -105,7 +105,7 @@ class Process(nn.Module, ABC):
         )
 
     def noiseless(self) -> Process:
-        """Give the deterministic process on the same network, which is deployed.
+        """Return the deterministic process on the same network, for deployment.
 
         Raises:
             PolicyError: This process has no such form.
@@ -135,11 +135,11 @@ class Process(nn.Module, ABC):
         Args:
             chain: (B, K + 1, H, d) from `sample`.
             features: (B, F).
-            indices: The transitions that are scored, (n,), or (B, n) for others in each row; None
-                for all K. All are scored in one pass of the network.
+            indices: Transitions to score, (n,), or (B, n) for different ones in each row; None
+                for all K. They are scored in one pass of the network.
 
         Raises:
-            PolicyError: A transition is not there, or is deterministic and so has no density.
+            PolicyError: A transition does not exist, or is deterministic and so has no density.
         """
         chosen = torch.as_tensor(range(self.steps) if indices is None else indices)
         if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < self.steps:
@@ -153,7 +153,7 @@ class Process(nn.Module, ABC):
         before, after = (chain[rows, at].flatten(0, 1) for at in (index, index + 1))
         seen = features.repeat_interleave(index.shape[1], 0)
         mean, std = self.transition(before, index.flatten(), seen)
-        # Whatever the network computes in: bfloat16 would round the ratio of two policies away.
+        # Always float32: bfloat16 would round away the ratio of two policies.
         mean, std = mean.float(), std.float()
         if not bool((std > 0).all()):
             raise PolicyError(
@@ -168,19 +168,19 @@ class Process(nn.Module, ABC):
 
     @property
     def first_time(self) -> Tensor:
-        """The embedded time (E,) at which the network is asked about pure noise."""
+        """The embedded time (E,) of pure noise."""
         return self._times[0]
 
     def _tabulate(self, times: Tensor, std: Tensor | None, *coefficients: Tensor) -> None:
-        """Keep the constants of the K transitions; `_at` returns them.
+        """Store the constants of the K transitions; `_at` returns them.
 
         Args:
-            times: (K, E) embedded times at which the network is asked.
+            times: (K, E) embedded times passed to the network.
             std: (K,) standard deviations; None if they are not constant.
             *coefficients: (K,) each.
         """
         table = torch.stack([c.double() for c in coefficients], -1)
-        # Python floats: as operands they are cheaper than tensors of one element.
+        # Python floats are cheaper operands than one-element tensors.
         self._floats = table.tolist()
         self.register_buffer("_table", table.float(), persistent=False)
         self.register_buffer("_times", times.float(), persistent=False)
@@ -188,23 +188,23 @@ class Process(nn.Module, ABC):
         self.register_buffer("_std", kept, persistent=False)
 
     def _at(self, index: int | Tensor) -> tuple[Tensor, Sequence[Any]]:
-        """Embedded times, (1, E) or (B, E), and the coefficients of transitions, as operands."""
+        """Return embedded times, (1, E) or (B, E), and coefficients of transitions, as operands."""
         if isinstance(index, int):
             return self._times[index : index + 1], self._floats[index]
         return self._times[index], self._table[index][..., None, None].unbind(1)
 
 
 def masked_mean_square(error: Tensor, valid: Tensor) -> Tensor:
-    """Average the squares of (B, H, d) over the valid (B, H) actions."""
+    """Average the squares of (B, H, d) over the `valid` (B, H) actions."""
     weight = valid.to(error.dtype)
     total = (error.square().mean(-1) * weight).sum()
     return total / weight.sum().clamp(min=1)
 
 
 def build_process(config: Mapping[str, Any], features: int, generator: torch.Generator) -> Process:
-    """Make a process and its denoiser from what `Process.config` gives.
+    """Make a process and its denoiser from `Process.config`.
 
-    `features` is the width of the encoded observation; weights come from the generator.
+    `features` is the width of the encoded observation; the generator draws the weights.
 
     Raises:
         RegistryError: A class that is not in the registry, or options that do not fit it.

@@ -21,20 +21,20 @@ PREDICTIONS = ("epsilon", "sample")
 class DDIM(Process):
     """Denoising with K of the T training steps.
 
-    Noise schedule and timesteps come from diffusers (`tabulated`); `transition` equals its
-    `DDIMScheduler.step` (tested at η = 0 and η = 1) where `std_bounds` is None.
+    Noise schedule and timesteps come from diffusers (`tabulated`). `transition` equals its
+    `DDIMScheduler.step` (tested at η = 0 and η = 1) if `std_bounds` is None.
 
     Args:
         denoiser: The network.
         train_steps: Number T of diffusion steps in training.
         steps: Number K of denoising steps at run time.
-        eta: Share of the DDPM standard deviation, in [0, 1].
+        eta: Fraction of the DDPM standard deviation, in [0, 1].
         prediction: What the network predicts: "epsilon" or "sample" (x^0).
-        schedule: Name of diffusers' beta schedule.
+        schedule: Name of the beta schedule in diffusers.
         spacing: How diffusers picks K of T timesteps: "leading", "trailing" or "linspace".
-        std_bounds: Clip of the standard deviation, in mean and density alike; RL on the chain
-            needs a floor (RL-100: 0.0067 to 0.1). None leaves DDIM unchanged.
-        noise_table: From a saved policy: see `tabulated`, which asks diffusers where it is None.
+        std_bounds: Bounds of the standard deviation, applied in both mean and density. RL on the
+            chain needs a floor (RL-100: 0.0067 to 0.1). None leaves DDIM unchanged.
+        noise_table: Table from a saved policy; None computes it with diffusers (`tabulated`).
     """
 
     _embeddings: Tensor
@@ -71,8 +71,8 @@ class DDIM(Process):
             )
         super().__init__(denoiser, steps, deterministic=eta == 0 and std_bounds is None)
         self.train_steps, self.prediction = int(train_steps), prediction
-        # It is kept with the policy: then it is no matter of diffusers' version, and who only runs
-        # the policy does not wait for its import.
+        # Saved with the policy, so that it does not depend on the diffusers version and running
+        # the policy does not import diffusers.
         table = noise_table or tabulated(train_steps, steps, schedule, spacing)
         self.options = {
             "train_steps": self.train_steps,
@@ -96,7 +96,7 @@ class DDIM(Process):
         std = self.options["eta"] * std.clamp(min=0).sqrt()
         if bounds is not None:
             std = std.clamp(*bounds)
-        # A table instead of sines at every call; it is no weight, so it is not saved.
+        # A table instead of sines at every call. It is not a weight, so it is not saved.
         embedded = sinusoidal_embedding(torch.arange(self.train_steps), denoiser.embedding)
         self.register_buffer("_embeddings", embedded, persistent=False)
         self._tabulate(
@@ -109,9 +109,9 @@ class DDIM(Process):
         )
 
     def transition(self, x: Tensor, index: int | Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the Gaussian of the next entry (Song et al. 2021, eq. 12 and 16).
+        """Return the Gaussian of the next entry (Song et al. 2021, eq. 12 and 16).
 
-        The clean chunk is clamped to ±1; the noise estimate is not derived again from it.
+        The clean chunk is clamped to ±1; the noise estimate is not recomputed from it.
         """
         time, (scale, noise_scale, clean_scale, direction_scale) = self._at(index)
         output = self.denoiser(x, time, features)
@@ -125,22 +125,22 @@ class DDIM(Process):
         return mean, self._std[index]
 
     def exploring(self, std: float) -> Process:
-        """Give the sampler of η = 1 whose standard deviations are at least `std`."""
+        """Return the sampler with η = 1 and standard deviations of at least `std`."""
         return self.varied(eta=1.0, std_bounds=[std, 1.0])
 
     def noiseless(self) -> Process:
-        """Give the sampler of η = 0."""
+        """Return the sampler with η = 0."""
         return self.varied(eta=0.0, std_bounds=None)
 
     def varied(self, **options: Any) -> Process:
-        """Give the same process with some other options; others steps visit other timesteps."""
+        """Return the process with some options changed; new steps get a new noise table."""
         kept = {"steps", "schedule", "spacing", "train_steps"}.isdisjoint(options)
         return super().varied(**({} if kept else {"noise_table": None}) | options)
 
     def loss(
         self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Give the denoising loss (Ho et al. 2020, eq. 14) over the valid actions."""
+        """Return the denoising loss (Ho et al. 2020, eq. 14) over the valid actions."""
         timestep = torch.randint(
             self.train_steps, (len(actions),), generator=generator, device=generator.device
         ).to(actions.device)
@@ -153,7 +153,7 @@ class DDIM(Process):
 
 
 def tabulated(train_steps: int, steps: int, schedule: str, spacing: str) -> dict[str, Any]:
-    """Ask diffusers for the T products ᾱ, and for the K timesteps to visit, noisiest first."""
+    """Compute the T products ᾱ and the K timesteps to visit, noisiest first, with diffusers."""
     from diffusers.schedulers.scheduling_ddim import DDIMScheduler  # takes three seconds
 
     scheduler = DDIMScheduler(

@@ -1,8 +1,8 @@
-"""Flow matching (Lipman et al. 2023; Liu et al. 2023, rectified flow): an ODE, and an SDE.
+"""Flow matching (Lipman et al. 2023; Liu et al. 2023, rectified flow): an ODE and an SDE.
 
-On the straight path x_t = (1 - t) x_0 + t x_1 from the clean chunk x_0 to the noise x_1 the network
-learns the velocity v = dx/dt; its mean over all paths through x_t moves noise into data. `FlowSDE`
-explores with the network that `Flow` has learned, and `Flow` deploys it.
+The network learns the velocity v = dx/dt on the straight path x_t = (1 - t) x_0 + t x_1 from the
+clean chunk x_0 to the noise x_1. The mean velocity over all paths through x_t moves noise to data.
+`FlowSDE` explores with the network that `Flow` has learned, and `Flow` deploys it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from policies.errors import PolicyError
 from policies.networks import standard_normal
 from policies.processes.base import Process, masked_mean_square
 
-# The embedding's slowest wave is 10,000 · 2π long: t in [0, 1] is spread as diffusion steps are.
+# The embedding's slowest wave is 10,000 · 2π long, so t in [0, 1] is scaled like diffusion steps.
 TIME_SCALE = 1000.0
 
 
 class FlowMatching(Process):
-    """The base of flows: the loss, and K steps from t = 1 (noise) to t = 0 (data).
+    """Base class of flows: the loss, and K steps from t = 1 (noise) to t = 0 (data).
 
     Args:
-        denoiser: The network, which gives the velocity.
-        steps: K.
-        std: (K,) of the transitions; None if they are not constant.
-        noise_weights: (K,) shares of the noise estimate in the mean; None for an ODE, where the
-            share is the time t' = t - 1/K after the step.
+        denoiser: The network, which predicts the velocity.
+        steps: Number of steps K.
+        std: (K,) standard deviations of the transitions; None if they are not constant.
+        noise_weights: (K,) weights of the noise estimate in the mean; None for an ODE, where the
+            weight is the time t' = t - 1/K after the step.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class FlowMatching(Process):
         self._tabulate(self._embed(now.float()), std, stays, moves)
 
     def transition(self, x: Tensor, index: int | Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the Gaussian of the next entry, one step of 1/K nearer to the data."""
+        """Return the Gaussian of the next entry, one step of 1/K closer to the data."""
         time, (stays, moves) = self._at(index)
         return stays * x + moves * self.denoiser(x, time, features), self._std[index]
 
     def loss(
         self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Give the conditional flow-matching loss (Lipman et al. 2023, eq. 14), t uniform."""
+        """Return the conditional flow-matching loss (Lipman et al. 2023, eq. 14), t uniform."""
         drawn = torch.rand(len(actions), generator=generator, device=generator.device)
         time = drawn.to(actions)
         noise = standard_normal(actions.shape, actions, generator)
@@ -63,11 +63,11 @@ class FlowMatching(Process):
         return masked_mean_square(velocity - (noise - actions), valid)
 
     def exploring(self, std: float) -> Process:
-        """Give the SDE whose standard deviations are at least `std`."""
+        """Return the SDE with standard deviations of at least `std`."""
         return FlowSDE(self.denoiser, steps=self.steps, std_floor=std)
 
     def noiseless(self) -> Process:
-        """Give the ODE."""
+        """Return the ODE."""
         return Flow(self.denoiser, steps=self.steps)
 
     def _embed(self, time: Tensor) -> Tensor:
@@ -86,14 +86,15 @@ class FlowSDE(FlowMatching):
     """The SDE with the ODE's marginals (π_RL, Chen et al. 2025, arXiv 2510.25889: Flow-SDE).
 
     σ_t = a sqrt(t / (1 - t)); a step of δ = 1/K has the standard deviation s = σ_t sqrt(δ), and
-    the mean (1 - t') x̂_0 + (t' - s² / 2t) x̂_1. The noise estimate shrinks by as much as the noise
-    adds, but never below 0, so that no `std_floor` throws a step past the clean chunk.
+    the mean (1 - t') x̂_0 + (t' - s² / 2t) x̂_1. The weight of the noise estimate shrinks by as much
+    as the noise adds, but never below 0, so that `std_floor` cannot push a step past the clean
+    chunk.
 
     Args:
-        denoiser: The network, which gives the velocity.
-        steps: K.
-        noise: a.
-        std_floor: Least s, in normalised actions; it is in mean and density alike.
+        denoiser: The network, which predicts the velocity.
+        steps: Number of steps K.
+        noise: Noise level a.
+        std_floor: Smallest s, in normalised actions, applied in both mean and density.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class FlowSDE(FlowMatching):
                 hint="take the process Flow for none",
             )
         now, after = _times(steps)
-        # At t = 1 the denominator is that of the next time.
+        # At t = 1 use the denominator of the next time.
         denominator = torch.where(now < 1, 1 - now, 1 - after)
         std = (noise * (now / denominator / steps).sqrt()).clamp(min=std_floor)
         super().__init__(denoiser, steps, std, (after - std.square() / (2 * now)).clamp(min=0))
@@ -119,7 +120,7 @@ class FlowSDE(FlowMatching):
 
 
 def _times(steps: int) -> tuple[Tensor, Tensor]:
-    """The K times at which the velocity is asked for, 1, 1 - 1/K, ..., 1/K, and the next ones."""
+    """Return the K times of the velocity, 1, 1 - 1/K, ..., 1/K, and the times after each step."""
     if steps < 1:
         raise PolicyError("a flow needs at least one step", got=steps, expected=">= 1")
     grid = 1 - torch.arange(steps + 1, dtype=torch.float64) / steps

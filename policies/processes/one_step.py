@@ -1,6 +1,6 @@
-"""One call of the network from noise to a clean chunk, taught by a chain on the same noise.
+"""One network call from noise to a clean chunk, distilled from a chain on the same noise.
 
-A deterministic chain maps each noise z to one chunk, so a network f can learn the map itself, as
+A deterministic chain maps each noise z to one chunk, so a network f can learn that map directly, as
 RL-100 does for deployment:
 
     min_f E_z ‖f(z, s) − chain(z, s)‖²
@@ -20,11 +20,11 @@ from policies.processes.base import Process, masked_mean_square
 
 
 class OneStep(Process):
-    """The denoiser's answer to pure noise is the chunk.
+    """The denoiser's output for pure noise is the chunk.
 
     Args:
         denoiser: The network.
-        time: (E,) embedded time at which it is asked, always the same; None: zeros.
+        time: (E,) constant embedded time passed to it; None for zeros.
     """
 
     def __init__(self, denoiser: Denoiser, *, time: Sequence[float] | None = None) -> None:
@@ -36,27 +36,27 @@ class OneStep(Process):
 
     @classmethod
     def student(cls, teacher: Process) -> OneStep:
-        """Give one to be taught, which begins with a copy of the teacher's network.
+        """Return a student that starts with a copy of the teacher's network.
 
-        It is asked at the teacher's noisiest time, where a network that predicts clean chunks, as
-        that of DDIM by default, is nearly right from the start.
+        It uses the teacher's noisiest time. A network that predicts clean chunks, DDIM's default,
+        is nearly right there from the start.
         """
         denoiser = copy.deepcopy(teacher.denoiser).requires_grad_(True)
         return cls(denoiser, time=teacher.first_time.tolist())
 
     def transition(self, x: Tensor, index: int | Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the clean chunk, and a standard deviation of 0."""
+        """Return the clean chunk and a standard deviation of 0."""
         return self.denoiser(x, self._times, features), self._std[index]
 
     def distillation_loss(
         self, teacher: Process, features: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Give the mean square distance to a deterministic teacher's chunks (scalar).
+        """Return the mean square distance (scalar) to a deterministic teacher's chunks.
 
         Args:
             teacher: The chain; it gets no gradient.
             features: (B, F) encoded observations.
-            generator: Source of the noise.
+            generator: Draws the noise.
         """
         noise = standard_normal((len(features), *teacher.noise_shape), features, generator)
         with torch.no_grad():
@@ -66,10 +66,10 @@ class OneStep(Process):
     def loss(
         self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Give the mean square to chunks that were shown: where several fit, their mean is best.
+        """Return the mean square distance to demonstrated chunks.
 
-        So it only keeps a distilled policy near to them. Clone a policy with several ways to act
-        into a chain, and distil that.
+        If several chunks fit, their mean minimises it, so only use it to keep a distilled policy
+        near the demonstrations. Clone multimodal behaviour into a chain, and distil that.
         """
         noise = standard_normal((len(actions), *self.noise_shape), actions, generator)
         return masked_mean_square(self.sample(features, noise)[:, -1] - actions, valid)

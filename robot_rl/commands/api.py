@@ -1,6 +1,6 @@
-"""For notebooks: policies, episodes, replay and statistics; see docs/api.md.
+"""Python API for notebooks: policies, episodes, replay and statistics; see docs/api.md.
 
-The public names here are also those of `robot_rl` itself.
+`robot_rl` exports the public names of this module.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ exact_interval = clopper_pearson
 
 
 class LoadedPolicy:
-    """A policy that acts in one episode at a time, as `robot-rl evaluate` lets it act.
+    """A policy that acts in one episode at a time, as in `robot-rl evaluate`.
 
     Attributes:
         task: Name of the task that it was trained on.
-        control_rate_hz: Steps per second at which its actions are meant.
+        control_rate_hz: Control rate of its actions.
         action_names: One name per action column.
-        observation: Name → number of values of all that it must see, a camera's pixels included.
+        observation: Name → number of values of each observation it needs, including camera pixels.
     """
 
     def __init__(self, behaviour: Behaviour) -> None:
-        from policies.runner import PolicyRunner  # late: loads torch
+        from policies.runner import PolicyRunner  # late import: loads torch
 
         self._is_reset = False
         self.task = behaviour.interface.task
@@ -79,7 +79,7 @@ class LoadedPolicy:
         )
 
     def reset(self, seed: int = 0, instruction: str = "") -> None:
-        """Begin an episode: its plans draw noise from the seed >= 0 and follow the instruction."""
+        """Start an episode: plans draw noise from the seed (>= 0) and follow the instruction."""
         if not isinstance(seed, int | np.integer) or seed < 0:
             raise PolicyError(
                 "the seed of an episode cannot be used", got=seed, expected="a whole number >= 0"
@@ -88,10 +88,11 @@ class LoadedPolicy:
         self._is_reset = True
 
     def act(self, observation: Observation) -> npt.NDArray[np.float32]:
-        """Choose the action, float32 (d,) in [-1, 1], for what is seen now.
+        """Return the action, float32 (d,) in [-1, 1], for an observation.
 
-        The observation is the environment's: by name numbers (k,) float32, images (H, W, 3) uint8.
-        `PolicyError` where there was no `reset`, or the observation is no dict or lacks something.
+        The observation is the environment's dict: numbers (k,) float32, images (H, W, 3) uint8, by
+        name. `PolicyError` if `reset` was not called, or the observation is not a dict or lacks an
+        entry.
         """
         if not self._is_reset:
             raise PolicyError("no episode has begun", hint="call reset(seed=...) before act")
@@ -115,15 +116,15 @@ def load_policy(
     """Load a policy.
 
     Args:
-        path: A run; `latest`, the newest below `runs/` that has a policy; or a run's checkpoint.
-        which: Of a run: the `deployed`, the `cloned` or the `learned` one.
-        env: An environment of robot_rl that it is checked against, unless None.
+        path: A run; `latest`, the latest run in `runs/` with a policy; or a run's checkpoint.
+        which: For a run: the `deployed`, `cloned` or `learned` policy.
+        env: A robot_rl environment to check the policy against, or None.
 
     Raises:
-        PolicyError: It was made for another task, rate, action or observation than `env` has.
-        RobotRLError: There is none, it is damaged, or its class is not in the registry.
+        PolicyError: It was made for a task, rate, action or observation that `env` does not have.
+        RobotRLError: It does not exist, is damaged, or its class is not in the registry.
     """
-    from robot_rl.data.policy_columns import check_fit  # late: loads torch
+    from robot_rl.data.policy_columns import check_fit  # late import: loads torch
 
     if which not in POLICIES:
         raise RobotRLError(
@@ -150,15 +151,15 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
     """Read whole episodes, one at a time, also while a run writes them.
 
     Args:
-        path: A dataset, a LeRobot dataset that robot_rl exported, a replay store, or a run: its
-            store or, where it has none, its demonstrations or random actions.
+        path: A dataset, a LeRobot dataset that robot_rl exported, a replay store, or a run. For a
+            run: its store or, if it has none, its demonstrations or random actions.
 
     Yields:
-        Episodes: `rows` is a structured array (T + 1,) whose names are the fields, as in
-        `rows["action"]`; `success`, `seed`, `instruction` and `source` are beside it.
+        Episodes: `rows` is a structured array (T + 1,) with one name per field, as in
+        `rows["action"]`. `success`, `seed`, `instruction` and `source` are attributes.
 
     Raises:
-        RobotRLError: There is nothing of the kind, or it is damaged.
+        RobotRLError: There is no such path, or it is damaged.
     """
     kind, place = look(Path(path))
     if kind is Kind.RUN:
@@ -177,16 +178,16 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
 
 
 def blank_row(schema: RowSchema) -> Row:
-    """A row of zeros to fill in: all fields of a schema."""
+    """Return a row of zeros with all fields of a schema."""
     return {f.name: np.zeros(f.shape, f.dtype)[()] for f in schema.fields}
 
 
 @contextmanager
 def serve_replay(folder: str | Path) -> Iterator[str]:
-    """Serve a store, new or old, from a thread of this process, as long as the context lasts.
+    """Serve a store, new or existing, from a thread of this process while the context lasts.
 
-    Gives the server's address; `StoreError` where it cannot be opened. A run starts its own server,
-    whose address for `ReplayClient` is the folder `RUN/store`.
+    Yields the server's address; `StoreError` if the store cannot be opened. A run starts its own
+    server; `ReplayClient` takes the folder `RUN/store` as that server's address.
     """
     server, stop = ReplayServer(Path(folder)), StopEvent()
     thread = threading.Thread(target=server.run, args=(stop,), name="replay server")
@@ -202,11 +203,10 @@ def serve_replay(folder: str | Path) -> Iterator[str]:
 def open_sampler(
     address: str | Path, spec: SampleSpec, *, seed: int = 0, keys: Path | None = None
 ) -> Iterator[Sampler]:
-    """Draw mini-batches from a store; `sample()` gives one, as `SampleSpec` describes it.
+    """Draw mini-batches from a store; `sample()` returns one, as `SampleSpec` describes it.
 
-    The folder of a store is read as it is. From the address of a replay server its rows are copied
-    to the system's temporary folder first, as long as the context lasts. The seed is that of all
-    draws.
+    A store's folder is read in place. With a replay server's address, the rows are first copied to
+    the system's temporary folder while the context lasts. All draws use the seed.
 
     Raises:
         RobotRLError: No such field, no rows, or no answer.
@@ -224,20 +224,20 @@ def open_sampler(
 
 
 def compare_results(first: str | Path, second: str | Path | None = None) -> Comparison:
-    """Compare two evaluations on the scenes, that is seeds, that they share: an exact sign test.
+    """Compare two evaluations on their shared scenes (seeds) with an exact sign test.
 
     Args:
-        first: A file that `robot-rl evaluate` or `train` wrote, such as RUN/evaluations.jsonl: its
-            last evaluation counts. Or, alone, RUN/compare.jsonl: its last comparison.
-        second: Another.
+        first: A file from `robot-rl evaluate` or `train`, such as RUN/evaluations.jsonl; its last
+            evaluation counts. Without `second`: RUN/compare.jsonl; its last comparison counts.
+        second: The other evaluation file.
 
     Returns:
-        `won` and `lost`, the scenes that the second, or the first, alone has solved; `chance` of
-        a difference as large between equally good policies.
+        `won` and `lost`, the scenes that only the second or only the first solved; `chance`, the
+        probability of a difference this large between equally good policies.
 
     Raises:
-        StatisticsError: A file holds no evaluation, or they share no scene: their tasks, settings
-            of the task, domains, robots or seeds are others.
+        StatisticsError: A file holds no evaluation, or they share no scene: their tasks, task
+            settings, domains, robots or seeds differ.
     """
     if second is None:
         return Comparison.from_json(_last_record(Path(first)))
@@ -266,7 +266,7 @@ def _last_record(path: Path) -> dict[str, Any]:
 
 
 def _check_scenes(before: EvaluationResult, after: EvaluationResult) -> None:
-    """Raise `StatisticsError` where a seed is not the same scene in two evaluations."""
+    """Raise `StatisticsError` if a seed is not the same scene in two evaluations."""
     if before.task is None or after.task is None:
         raise StatisticsError(
             "an evaluation by an older version does not say in which scenes it was made",
@@ -275,7 +275,7 @@ def _check_scenes(before: EvaluationResult, after: EvaluationResult) -> None:
     made = [{"task": r.task, "domain": r.domain, **r.scenes} for r in (before, after)]
     unlike = [name for name in {**made[0], **made[1]} if made[0].get(name) != made[1].get(name)]
     if unlike:
-        # Another task explains all settings that differ.
+        # A different task explains all other differences.
         named = unlike[:1] if unlike[0] == "task" else unlike[:5]
         got, expected = (", ".join(f"{n}={each.get(n)}" for n in named) for each in made[::-1])
         raise StatisticsError(

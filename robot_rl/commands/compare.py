@@ -1,4 +1,4 @@
-"""`robot-rl compare`: which of several policies is better, in as few scenes as possible."""
+"""`robot-rl compare`: find the better of several policies in as few scenes as possible."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from robot_rl.run import RunDirectory
 class Rival:
     """One of the policies."""
 
-    name: str  # A, B and so on
-    path: str  # where it is
+    name: str  # A, B, ...
+    path: str  # its path
     behaviour: Behaviour  # the policy
     environment_steps: int  # training steps behind it
-    # What it did, in the order of the scenes.
+    # Its results, in scene order.
     episodes: list[EpisodeResult] = field(default_factory=list)
 
 
 class Contest:
-    """Policies that act in the same scenes until it is known which are better than the first.
+    """Runs policies in the same scenes until it is clear which are better than the first.
 
-    In each scene, or in each set of scenes that the evaluator runs side by side, they act one after
-    another in a drawn order, and no message says which one acts. A policy whose comparison with the
-    first is settled acts no more. The comparisons share the level (Bonferroni), so that the
-    confidence is of all of them together.
+    In each scene, or batch of scenes that the evaluator runs in parallel, the policies act one
+    after another in random order, and no message shows which one acts. A policy drops out once its
+    comparison with the first is settled. The comparisons share the level (Bonferroni), so the
+    confidence holds for all of them together.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Contest:
         self._rng = np.random.default_rng([self._first_seed, len(rivals)])
 
     def run(self, evaluator: Evaluator, say: Callable[[str], None]) -> None:
-        """Go on until each comparison is settled."""
+        """Run scenes until every comparison is settled."""
         while self._open:
             done = len(self.first.episodes)
             count = min(evaluator.slots, self._most - done)
@@ -83,14 +83,14 @@ class Contest:
             say(f"{len(self.first.episodes)} of at most {self._most} scenes")
 
     def comparison(self, rival: Rival) -> Comparison:
-        """A policy beside the first, in the scenes in which both have acted."""
+        """Compare a policy with the first, in the scenes that both have run."""
         pairs = list(zip(self.first.episodes, rival.episodes, strict=False))
         scores = [(self._score(one), self._score(other)) for one, other in pairs]
         lost, won = sum(a > b for a, b in scores), sum(a < b for a, b in scores)
         return Comparison(lost, won, self._level, self._most)
 
     def sentence(self, rival: Rival) -> str:
-        """One sentence: which of the two is better, if that is known."""
+        """Return one sentence: which of the two is better, if known."""
         compared, scenes = self.comparison(rival), len(rival.episodes)
         a, b = self.first.name, rival.name
         alone = "did better in" if self._by_return else "alone solved"
@@ -110,7 +110,7 @@ class Contest:
         )
 
     def result(self, rival: Rival) -> EvaluationResult:
-        """The success rate of a policy, with an interval that holds whenever the contest ends."""
+        """Return a policy's success rate, with an interval that holds however the contest ends."""
         result = summarised(
             rival.episodes,
             rival.behaviour,
@@ -126,16 +126,16 @@ class Contest:
     def _score(self, episode: EpisodeResult) -> float:
         if not self._by_return:
             return float(episode.success)
-        # A person drove: the policy reached nothing.
+        # A person drove: it does not count for the policy.
         return -np.inf if episode.intervened_steps else episode.total_reward
 
 
 def check_rivals(rivals: Sequence[Rival]) -> None:
-    """Raise `RobotRLError` where two are the same, or made for another task, rate or action."""
+    """Raise `RobotRLError` if two are the same, or made for different tasks, rates or actions."""
     for one, other in itertools.combinations(rivals, 2):
         a, b = one.behaviour, other.behaviour
         same_plans = (a.execute_steps, a.encoder_id) == (b.execute_steps, b.encoder_id)
-        # Versions do not matter: only what they do.
+        # Compare behaviour, not versions.
         if same_plans and a.acting.acts_as(b.acting):
             held_back = [r.name for r in (one, other) if r.behaviour.held_back]
             why = f": {' and '.join(held_back)} is held back, its clone acts" if held_back else ""
@@ -154,9 +154,9 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
-    """Compare the policies, print which is better, and record it in the run of the first one.
+    """Compare the policies, print which is better, and record it in the first policy's run.
 
-    Also where a person ends the comparison, or the robot fails.
+    Also prints and records if a person ends the comparison or the robot fails.
     """
     proof = section(config, "proof", ProofSection)
     which = config.evaluation.policy

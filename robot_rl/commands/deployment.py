@@ -1,4 +1,4 @@
-"""`robot-rl run`: a trained policy at work, attempt after attempt, without a learner."""
+"""`robot-rl run`: run a trained policy repeatedly, without a learner."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from robot_rl.run import ATTEMPTS, RunDirectory
 
 @dataclass
 class Counters:
-    """What has happened since the command began."""
+    """Counts since the command started."""
 
-    attempts: int = 0  # episodes that the robot could end
-    successes: int = 0  # of these, without help of a person
-    interventions: int = 0  # how often a person took over
-    faults: int = 0  # times at which the robot could not go on; see `FaultLog`
-    failed_in_a_row: int = 0  # attempts that failed or were cut
+    attempts: int = 0  # episodes that were not cut by the robot
+    successes: int = 0  # attempts that succeeded without a person's help
+    interventions: int = 0  # number of times a person took over
+    faults: int = 0  # number of times the robot could not continue; see `FaultLog`
+    failed_in_a_row: int = 0  # consecutive attempts that failed or were cut
     mean_seconds: float = 0.0  # mean time to success, on the environment's clock [s]
 
     def take(self, result: EpisodeResult) -> None:
-        """Count an attempt; one that a fault has cut counts as failed in a row alone."""
+        """Count an attempt; one cut by a fault counts only towards `failed_in_a_row`."""
         self.failed_in_a_row = 0 if result.success else self.failed_in_a_row + 1
         if result.interrupted is not None:
             return
@@ -65,8 +65,8 @@ class Deployment:
     """A robot with the operator, reset and reward of its training, and no learner.
 
     A person acts by device, console or ROS service as in training. An episode that they `pause` or
-    `discard` is no attempt; one in which they drive is no success of the policy. After
-    `deployment.most_failures` in a row nothing moves before their `start`.
+    `discard` is not an attempt; one in which they drive is not a success of the policy. After
+    `deployment.most_failures` consecutive failures the robot does not move until their `start`.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
@@ -81,9 +81,9 @@ class Deployment:
         self._session.close()
 
     def work(self, behaviour: Behaviour) -> None:
-        """Make attempts until there were `deployment.episodes`, or `stop` is set.
+        """Run attempts until there are `deployment.episodes`, or `stop` is set.
 
-        `PolicyError`: the policy was made for another task, rate or observation.
+        `PolicyError` if the policy was made for another task, rate or observation.
         """
         check_fit(behaviour, self._session.schema)
         most = int(self._config.deployment.most_failures)
@@ -105,7 +105,7 @@ class Deployment:
                 self._session.operator.wait_for_start(f"{failed} attempts in a row have failed")
 
     def _seeds(self) -> Iterator[int]:
-        """A seed for each attempt, until there were `deployment.episodes` of them."""
+        """Yield a seed for each attempt, up to `deployment.episodes` attempts."""
         count, number = int(self._config.deployment.episodes), len(self._run.read_jsonl(ATTEMPTS))
         while not count or self.counters.attempts < count:
             self._report()
@@ -138,14 +138,14 @@ class Deployment:
             self._work_report.tell_outcome(result.success)
 
     def _report(self) -> None:
-        """Publish the counters, and what the robot waits for, on ROS."""
+        """Publish the counters, and what the robot is waiting for, on ROS."""
         self.counters.faults = self._session.faults
         if self._work_report is not None:
             self._work_report.tell_counters(asdict(self.counters), self._session.operator.waiting())
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
-    """Let the policy of a run, or the one at the path, work on the robot; see `Deployment`."""
+    """Run the policy of a run, or the one at the path, on the robot; see `Deployment`."""
     section(config, "deployment", DeploymentSection)
     directory = RunDirectory(Path(config.run))
     (path,) = paths or [config.run]

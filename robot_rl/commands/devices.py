@@ -1,8 +1,8 @@
-"""The devices of a cell that `robot-rl doctor` looks at, one by one, without moving any.
+"""The devices of a cell that `robot-rl doctor` checks one by one, without moving any.
 
-A camera takes a picture, a teleoperation device is read. A driver of an arm or a gripper may have a
-method `examine`, which returns in words what answers at its address, or raises `RobotRLError`; it
-neither takes control nor moves anything. Of other drivers only settings and library are tried.
+A camera captures an image, a teleoperation device is read. An arm or gripper driver may have a
+method `examine` that describes what answers at its address, or raises `RobotRLError`; it neither
+takes control nor moves anything. For other drivers only settings and library are checked.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
 
 
 def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """The devices of a configuration, and the keys that it has no values for yet.
+    """Return the devices of a configuration, and its keys that still need values.
 
-    A device has the name of its node, or `teleop`; it is its kind, and its driver as JSON, and of a
-    camera what its node publishes. Those of a simulated world, a twin's too, are there only while a
-    command runs. `RobotRLError` for values that no device could have.
+    A device is named after its node, or `teleop`. Its value is its kind, its driver as JSON and,
+    for a camera, what its node publishes. Devices of a simulated world, including a twin's,
+    exist only while a command runs. `RobotRLError` for values that no device accepts.
     """
-    from omegaconf import OmegaConf  # late: Hydra takes a moment
+    from omegaconf import OmegaConf  # late import: Hydra takes a moment
 
     from robot_rl.config import composed, is_task_named, missing_keys, named_cell
     from robot_rl.ros.nodes import node_table
@@ -64,7 +64,7 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
 
 
 def _check_task(config: Any, arms: list[str]) -> None:
-    """Check what a robot would refuse of a task, as far as it is given; `arms` are all of them."""
+    """Check the given task settings as a robot would; `arms` are the names of all arms."""
     from omegaconf import OmegaConf
 
     from robot_rl.env.factory import check_observed, task_form
@@ -96,7 +96,7 @@ def _check_task(config: Any, arms: list[str]) -> None:
 
 
 def look(kind: str, driver: str, shown: str = "{}") -> str:
-    """Say what one of `devices_of` is and does; or raise `RobotRLError`."""
+    """Describe one device of `devices_of` and its state, or raise `RobotRLError`."""
     from drivers.camera.base import Crop
     from robot_rl.config import NOT_GIVEN
     from robot_rl.ros.nodes import Driver
@@ -133,9 +133,9 @@ def look(kind: str, driver: str, shown: str = "{}") -> str:
 
 
 def watch(device: Any, seconds: float, live: TextIO) -> str:
-    """Read a connected device, once or, where `live` is a terminal that shows it, for some seconds.
+    """Read a connected device once, or for some seconds if `live` is a terminal to show it on.
 
-    Returns what it did; raises `RobotRLError` where it fails.
+    Returns a description of the readings; `RobotRLError` if the device fails.
     """
     from robot_rl.safety import rotations
 
@@ -149,7 +149,7 @@ def watch(device: Any, seconds: float, live: TextIO) -> str:
         buttons |= state.buttons
         if time.monotonic() >= until:
             break
-        # A leader arm shows its joints [rad]: their motion depends on the robot.
+        # A leader arm reports its joints [rad]; the motion depends on the robot.
         leader = getattr(device, "joint_names", None)
         axes = (_AXES, state.motion) if leader is None else (leader, device.positions()[0])
         shown = "  ".join(f"{n} {v:+.2f}" for n, v in zip(*axes, strict=True))

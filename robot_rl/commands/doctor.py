@@ -1,10 +1,10 @@
-"""`robot-rl doctor`: what works on this machine, and how to fix the rest.
+"""`robot-rl doctor`: check what works on this machine, and how to fix the rest.
 
     python -m robot_rl.commands.doctor NAME [ARGUMENT]
 
-runs one probe in a process of its own, since it may crash or hang, and prints a `CheckResult` as
-JSON in its last line, after the output of libraries. A probe returns what it found, or raises
-`NotHere` with the way to fix it.
+runs one probe in a separate process, since it may crash or hang. It prints a `CheckResult` as JSON
+in the last line, after any library output. A probe returns what it found, or raises `NotHere` with
+the fix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from robot_rl.commands import devices
 from robot_rl.errors import RobotRLError, installing
 
 _GIBIBYTE = 2**30
-_ENOUGH_DISK = 4 * _GIBIBYTE  # a long run on states with its store, several times over
+_ENOUGH_DISK = 4 * _GIBIBYTE  # several times the store of a long run on states
 _ENOUGH_MEMORY = 2 * _GIBIBYTE  # a whole `robot-rl train` takes 1.2 GiB
 _SECONDS = 60.0
 _APT = "apt-get install -y --no-install-recommends"
@@ -45,7 +45,7 @@ _SCENE = """<mujoco>
 
 
 class NotHere(Exception):
-    """Something does not work here; `fix` says what to do."""
+    """A part does not work here; `fix` is what to do."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem)
@@ -56,12 +56,12 @@ class CheckResult(NamedTuple):
     """The result of a check."""
 
     works: bool
-    found: str  # what is there, or what is missing
-    fix: str | None = None  # what to do; None where it works
+    found: str  # what is present or missing
+    fix: str | None = None  # what to do; None if it works
 
 
 def python() -> str:
-    """The interpreter."""
+    """Python interpreter."""
     found = f"Python {platform.python_version()}"
     if sys.version_info[:2] not in ((3, 11), (3, 12)):
         raise NotHere(found, "install Python 3.11 or 3.12, then: make PYTHON=/path/to/python3.12")
@@ -69,7 +69,7 @@ def python() -> str:
 
 
 def mujoco() -> str:
-    """The physics: one simulated second of a falling box."""
+    """Physics: one simulated second of a falling box."""
     module = imported("mujoco", _INSTALL)
     model = module.MjModel.from_xml_string(_SCENE)
     data = module.MjData(model)
@@ -79,7 +79,7 @@ def mujoco() -> str:
 
 
 def torch() -> str:
-    """The networks: one product and its gradient."""
+    """Networks: one product and its gradient."""
     module = imported("torch", _INSTALL)
     x = module.ones(8, 8, requires_grad=True)
     (x @ x).sum().backward()
@@ -88,7 +88,7 @@ def torch() -> str:
 
 
 def gpu() -> str:
-    """A graphics card for the networks."""
+    """GPU for the networks."""
     module = imported("torch", _INSTALL)
     if not module.cuda.is_available():
         card = shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()
@@ -135,7 +135,7 @@ def ros() -> str:
 
 
 def keyboard() -> str:
-    """Keys as a teleoperation device, read from the display."""
+    """Keyboard as a teleoperation device, read from the display."""
     from drivers.teleop.keyboard import check_session
 
     try:
@@ -148,7 +148,7 @@ def keyboard() -> str:
 
 
 def disk() -> str:
-    """Room for runs."""
+    """Disk space for runs."""
     usage = shutil.disk_usage(".")
     text = f"{usage.free / _GIBIBYTE:.1f} GiB free in {Path.cwd()}"
     if usage.free < _ENOUGH_DISK:
@@ -167,18 +167,18 @@ def memory() -> str:
 
 
 def imported(name: str, fix: str) -> ModuleType:
-    """Import a package; `NotHere`, with `fix` as the way out, where that fails."""
+    """Import a package; `NotHere` with this `fix` if that fails."""
     top = name.partition(".")[0]
     if importlib.util.find_spec(top) is None:
         raise NotHere(f"the package {top} is not installed", fix)
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a driver's library may raise anything when it is imported
+    except Exception as error:  # a driver's library may raise anything on import
         raise NotHere(f"{name} cannot be imported: {_line(error)}", fix) from error
 
 
 def rendered(backend: str, library: str, fix: str) -> str:
-    """Render one 128×128 frame with a backend of MuJoCo, and look at it."""
+    """Render one 128×128 frame with a MuJoCo backend, and check it."""
     os.environ["MUJOCO_GL"] = backend
     try:
         module = importlib.import_module("mujoco")
@@ -200,9 +200,9 @@ def rendered(backend: str, library: str, fix: str) -> str:
 
 
 def find_devices(pattern: str, name_file: str, group: str) -> str:
-    """Name the devices of a pattern, which the users of `group` may open.
+    """List the devices that match a pattern; members of `group` may open them.
 
-    The system says in `name_file` what a device is called, with its file's name for `{}`.
+    `name_file` is the system file with a device's name; `{}` stands for the device file's name.
     """
     root, _, name = pattern.rpartition("/")
     found = sorted(Path(root).glob(name))
@@ -225,12 +225,12 @@ def _name_in(file: Path) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """An error in one line of readable length."""
+    """Return an error as one line of readable length."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
 class Check(NamedTuple):
-    """A line of the report: a probe, the use of its part, whether robot_rl needs it."""
+    """A line of the report: a probe, the part's purpose, whether robot_rl needs it."""
 
     probe: Callable[..., str]
     use: str
@@ -272,13 +272,13 @@ _WIDTH = 12
 
 
 def examine(name: str, *arguments: str) -> CheckResult:
-    """Run a probe in a process of its own."""
+    """Run a probe in a separate process."""
     command = [sys.executable, "-P", "-m", __name__, name, *arguments]
     return ask(command, _SECONDS, shown=bool(arguments) and sys.stderr.isatty())
 
 
 def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> CheckResult:
-    """Run a command whose last line is a `CheckResult` in JSON, and kill it when it is late."""
+    """Run a command whose last line is a `CheckResult` in JSON; kill it after `seconds`."""
     fix = f"see what it says: {' '.join(command)}"
     try:
         done = subprocess.run(
@@ -302,9 +302,9 @@ def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Check
 
 
 def run(**options: Any) -> None:
-    """Examine the machine, print a line for each part, and fail where nothing can work.
+    """Check the machine, print a line for each part, and fail if robot_rl cannot work.
 
-    `call` and `topic` ask a robot's nodes in place of all this, where there is no `ros2` tool.
+    `call` and `topic` instead query a robot's nodes, for machines without the `ros2` tool.
     """
     if options.get("call") or options.get("topic"):
         from robot_rl.ros import ros_client
@@ -329,7 +329,7 @@ def run(**options: Any) -> None:
     required = findings if cell else [name for name, check in CHECKS.items() if check.required]
     broken = [name for name in required if not findings[name].works]
     if options.get("json"):
-        from robot_rl.processes.machine import describe_machine  # late: it needs psutil
+        from robot_rl.processes.machine import describe_machine  # late import: needs psutil
 
         report = {name: finding._asdict() for name, finding in findings.items()}
         result = {"usable": not broken, "checks": report, "machine": describe_machine()}
@@ -352,7 +352,7 @@ def _report(name: str, check: Check, finding: CheckResult) -> CheckResult:
 
 
 def main(name: str, *arguments: str) -> None:
-    """Run one probe and print its answer."""
+    """Run one probe and print its result."""
     probe = {**CHECKS, "device": DEVICE}[name].probe
     try:
         answer = CheckResult(True, probe(*arguments))

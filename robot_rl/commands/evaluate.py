@@ -1,4 +1,4 @@
-"""`robot-rl evaluate` and `certify`: the success rate of a policy, also while a run trains it."""
+"""`robot-rl evaluate` and `certify`: the success rate of a policy, also during training."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _POLL_SECONDS = 0.2
 
 
 def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
-    """Evaluate the policy that learning begins with, then each snapshot of the run as it appears.
+    """Evaluate the initial policy, then each snapshot of the run as it appears.
 
-    Of a snapshot the learned policy acts, also where training holds it back. Earlier evaluations
-    are not repeated, so that a resumed run continues its curve.
+    For a snapshot the learned policy acts, even if training has not deployed it. Earlier
+    evaluations are not repeated, so a resumed run continues its curve.
     """
     torch.set_num_threads(1)
     settings = Settings.of(config)
@@ -67,7 +67,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
                 note(f"evaluation: none after {steps:,} steps: training passed that point before")
                 continue
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
-            # Held back, the policy that learning began with would act, which is evaluated already.
+            # If not deployed, the initial policy would act, and that is evaluated already.
             deployed = not behaviour.held_back
             behaviour.hold_back(False)
             result = evaluator.evaluate(behaviour, steps, "periodic", stop)
@@ -80,7 +80,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
 
 
 def note(words: str) -> None:
-    """Print to stderr, beside the result."""
+    """Print to stderr, separate from the result."""
     print(words, file=sys.stderr, flush=True)
 
 
@@ -129,15 +129,15 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             f" against {results[0].count}; {compared.lost} lost, {compared.won} won"
             f" (sign test, p = {compared.chance:.2g})"
         )
-    if not changed and folder is None:  # RUN/videos shows the training's own scenes
+    if not changed and folder is None:  # RUN/videos is for the training's own scenes
         film(config, directory, behaviour, result, evaluation.videos, note)
 
 
 def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
-    """Prove that a policy succeeds as often as `proof.claim` says, or say that it does not.
+    """Test whether a policy succeeds at least as often as `proof.claim` states.
 
-    The number of episodes, and how many of them may fail, is fixed before the first one; one more
-    failure ends it. So the bound is exact: the one-sided bound of Clopper and Pearson.
+    The number of episodes and of allowed failures is fixed in advance; one failure more ends the
+    test. This makes the one-sided Clopper-Pearson bound exact.
     """
     proof = section(config, "proof", ProofSection)
     claim, confidence = proof.claim, proof.confidence
@@ -158,7 +158,7 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
     with evaluator_of(config) as evaluator:
         result = evaluator.evaluate(behaviour, steps, "final", most_failures=allowed)
     failures = result.episodes - result.successes
-    # One-sided, so with twice the tail.
+    # One-sided: twice the tail of the two-sided interval.
     low, _ = clopper_pearson(result.successes, result.episodes, 2.0 * confidence - 1.0)
     found = "proved" if failures <= allowed else "not proved"
     print(f"{config.task.name}, {result.name}: {result}")
@@ -180,7 +180,7 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
 
 @contextmanager
 def evaluator_of(config: DictConfig) -> Iterator[Evaluator]:
-    """Run the robot's nodes and give an evaluator for the run `config.run`."""
+    """Run the robot's nodes and yield an evaluator for the run `config.run`."""
     torch.set_num_threads(1)
     run = RunDirectory(Path(config.run))
     if on_stepped_clock(config).clock == "realtime":
@@ -194,14 +194,14 @@ def evaluator_of(config: DictConfig) -> Iterator[Evaluator]:
 
 
 def circumstances(overrides: Sequence[str]) -> dict[str, Any]:
-    """Time, typed overrides and commit of robot_rl, for the record of a result."""
+    """Return time, typed overrides and robot_rl commit, for the record of a result."""
     typed = [word for word in overrides if not word.startswith(("run=", "runs_directory="))]
     time = datetime.now().astimezone().isoformat(timespec="seconds")
     return {"time": time, "overrides": typed, "commit": source_commit()}
 
 
 def keep(run: RunDirectory, name: str, *records: Mapping[str, Any]) -> None:
-    """Append records to the run's, and print where; one that cannot be written is printed whole."""
+    """Append records to the run's and print the file; print a record that cannot be written."""
     for record in records:
         try:
             run.append_jsonl(name, record)

@@ -1,4 +1,4 @@
-"""`robot-rl export`: the episodes of a store, a run or a dataset, written as a dataset."""
+"""`robot-rl export`: write the episodes of a store, run or dataset as a dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from robot_rl.run import CONFIG_FILE, RunDirectory
 
 
 def export(store: str, out: str, *, format: str, source: str, success: str) -> None:
-    """Write the sealed episodes of a store, or those of a dataset, to a new directory."""
+    """Write the sealed episodes of a store, or the episodes of a dataset, to a new directory."""
     selection = Selection(
         None if source == "all" else SOURCE_NAMES.index(source),
         {"true": True, "false": False, "all": None}[success],
@@ -53,7 +53,7 @@ def export(store: str, out: str, *, format: str, source: str, success: str) -> N
 def stoppable(
     episodes: int, phase: str
 ) -> Iterator[tuple[Callable[[Episode], None], list[tuple[int, bool]]]]:
-    """Give a function to call after each episode, and the steps and success of those so far.
+    """Yield a callback for after each episode, with the steps and success of those so far.
 
     It shows progress, and ends the work on Ctrl-C.
     """
@@ -62,8 +62,8 @@ def stoppable(
     def on_episode(episode: Episode) -> None:
         seen.append((len(episode.rows) - 1, episode.success))
         progress.update(len(seen))
-        # Not while an episode is written: threads of zarr would write again what is removed after
-        # an interruption.
+        # Stop only between episodes: zarr's threads would write files again that the cleanup after
+        # an interruption removes.
         if stop.is_set():
             raise KeyboardInterrupt
 
@@ -87,5 +87,5 @@ def transfer(source: EpisodeSource, out: str, done: str, format: str = "zarr") -
 
 
 def store_at(path: Path) -> Path:
-    """The store of a run directory; any other path as it is."""
+    """Return the store of a run directory; any other path unchanged."""
     return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path

@@ -1,7 +1,6 @@
-"""`robot-rl inspect PATH`: what a dataset, store, checkpoint or run directory holds.
+"""`robot-rl inspect PATH`: the contents of a dataset, store, checkpoint or run directory.
 
-For each kind of path there is a function that gives its facts, as JSON, and one that gives the
-lines of its page.
+Each kind of path has a function that returns its facts as JSON, and one that formats them as lines.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ Facts = dict[str, Any]
 
 
 def run(path: str, *further: str, rebuild: bool, runs_directory: str, json: bool) -> None:
-    """Print what is at `path`, or what several runs have come to together.
+    """Print what is at `path`, or the combined results of several runs.
 
-    Nothing is changed, but `rebuild` rebuilds the catalogue of a store first.
+    Changes nothing, except that `rebuild` first rebuilds a store's catalogue.
     """
     if rebuild:
         at = Path(path)
@@ -73,7 +72,7 @@ def run(path: str, *further: str, rebuild: bool, runs_directory: str, json: bool
 
 
 class Kind(StrEnum):
-    """What a path is."""
+    """The kind of a path."""
 
     RUN = "run"
     STORE = "store"
@@ -83,10 +82,10 @@ class Kind(StrEnum):
 
 
 def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
-    """The kind of a path and its place; `RunError` for anything else, and no run of that name."""
+    """Return the kind and location of a path; `RunError` if it is no known kind and no run."""
     if not path.exists():
         path = RunDirectory.open(path, runs_directory).path
-    # Before runs: an exported policy has the configuration of its run beside it.
+    # Check this before runs: an exported policy has its run's configuration in the same folder.
     if (policy := policy_folder(path)) is not None:
         return Kind.POLICY, policy
     if (path / CONFIG_FILE).is_file():
@@ -105,13 +104,13 @@ def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
 
 
 def describe(path: Path, runs_directory: str = "runs") -> Facts:
-    """Return what is at a path: ``kind``, ``path``, and what that kind has."""
+    """Return what is at a path: ``kind``, ``path``, and the facts of that kind."""
     kind, place = look(path, runs_directory)
     return {"kind": kind.value, "path": str(place), **_FACTS[kind](place)}
 
 
 def first_episodes_of(run: RunDirectory) -> Path:
-    """Where the demonstrations of a run are or will be, or the exploration in their place."""
+    """Return the path of a run's demonstrations, present or future, or of its exploration."""
     config = load_resolved(run.path)
     if config.dataset:
         return Path(config.dataset)
@@ -129,20 +128,18 @@ def _run_directory(path: Path) -> Facts:
     verdicts = run.read_jsonl("gate")
     for name in (CLONED, *(v["candidate"] for v in verdicts), ACCEPTED, LAST, STUDENT):
         if run.has_folder(name):
-            run.complete_folder(
-                name
-            )  # a name in the facts is that of the link, not of a generation
+            run.complete_folder(name)  # the facts name the link, not a generation
             places[name] = run.path / name
     damaged = None
-    try:  # as far as the checksums of the summary and the checkpoints tell
+    try:  # as far as the checksums of the summary and checkpoints show
         run.read_summary()
         for manifest in sorted(run.path.glob(f"**/[!.]*/{MANIFEST}")):
-            check_manifest(manifest.parent.resolve())  # one generation, which stays
+            check_manifest(manifest.parent.resolve())  # one generation, which is never modified
     except (RunError, CheckpointError) as error:
         damaged = str(error)
     records = read_run(run)
     return {
-        # A run that has learned more since has not decided again yet.
+        # If the run has learned more since its decision, it has not decided again yet.
         "finished": records.summary.get("environment_steps") == steps_behind(run),
         "damaged": damaged,
         "working": run.claimed(),
@@ -177,7 +174,7 @@ def _run_directory(path: Path) -> Facts:
 
 
 def _runs(paths: Sequence[str], runs_directory: str) -> Facts:
-    """The results of several runs that differ in their training seed alone."""
+    """Results of several runs that differ only in their training seed."""
     runs = [RunDirectory.open(path, runs_directory) for path in paths]
     configs = [load_resolved(run.path) for run in runs]
     may_differ = (*MAY_DIFFER, "dataset", "seed")
@@ -200,7 +197,7 @@ def _runs(paths: Sequence[str], runs_directory: str) -> Facts:
 
 
 def _over_runs(results: Sequence[EvaluationResult | None]) -> Facts:
-    """The final evaluations of a policy; with one of each run, what to expect of further seeds."""
+    """Final evaluations of a policy; with one per run, also the expectation for further seeds."""
     words = [f"{r.seed_set}, {r}" if r else "not evaluated yet" for r in results]
     final = [r for r in results if r is not None and r.seed_set == "final"]
     if len(final) < len(results):
@@ -233,7 +230,7 @@ def _dataset(path: Path) -> Facts:
         }
     dataset = EpisodeDataset(path)
     for index in range(len(dataset)):
-        dataset.whole(index)  # raises where a row is missing or damaged
+        dataset.whole(index)  # raises if a row is missing or damaged
     return {
         "format": "zarr",
         "schema": loads(dataset.schema.to_json()),
@@ -263,7 +260,7 @@ def _policy(path: Path) -> Facts:
 
 
 def _run_page(run: Facts, console: Console) -> Iterator[str]:
-    from robot_rl.commands.train import Feed  # late: loads torch
+    from robot_rl.commands.train import Feed  # late import: loads torch
 
     directory, config = RunDirectory(Path(run["path"])), load_resolved(Path(run["path"]))
     chosen = f"task={config.task.name} algorithm={config.choices.algorithm} seed={config.seed}"

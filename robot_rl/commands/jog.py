@@ -1,7 +1,7 @@
-"""`robot-rl jog`: moves an arm by some millimetres, for a first motion or a test of limits.
+"""`robot-rl jog`: move an arm by some millimetres, for a first motion or to test limits.
 
-Targets go to the arm's node along a straight line, one for each pose that it measures; the node's
-guard holds the arm as it does for every client, also if this process ends.
+Sends targets along a straight line to the arm's node, one per measured pose. The node's guard holds
+the arm as for every client, also if this process dies.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from robot_rl.safety.limits import Vector
 
 _FARTHEST, _FASTEST = 0.05, 0.05  # m, m/s
-# How long is waited for the node; and at the end of the way, for an arm that lags [s].
+# Timeout to find the node; settling time at the end of the path, for an arm that lags [s].
 _FOUND_SECONDS, _SETTLE_SECONDS = 10.0, 0.5
-# A pose is too old, and a node that has not followed does not any more [s].
+# Maximum age of a pose; time within which the node must start to follow [s].
 _STALE_SECONDS, _ANSWER_SECONDS = 0.5, 1.5
 _POLL_SECONDS = 0.002
 
@@ -35,8 +35,9 @@ _POLL_SECONDS = 0.002
 def run(*, x: float, y: float, z: float, speed: float, namespace: str, yes: bool) -> None:
     """Move the TCP by `x`, `y`, `z` [m] in the base frame, after a person's confirmation.
 
-    Prints the target before, and the measured way after. Raises `RobotRLError` where the arm's node
-    holds, refuses or limits, where the arm is stopped, or others move it.
+    Prints the target before the motion and the measured displacement after it. Raises
+    `RobotRLError` if the arm's node holds, refuses or limits the motion, if the arm is stopped, or
+    if another client moves it.
     """
     way = np.array([x, y, z])
     length = float(np.linalg.norm(way))
@@ -77,7 +78,7 @@ def run(*, x: float, y: float, z: float, speed: float, namespace: str, yes: bool
 
 
 class _Arm:
-    """The arm's node, from the side of a client."""
+    """Client of the arm's node."""
 
     def __init__(self, client: RosClient) -> None:
         from geometry_msgs.msg import PoseStamped, WrenchStamped
@@ -102,12 +103,12 @@ class _Arm:
             in_frame=lambda: self._poses.frame,
         )  # fmt: skip
         self._publisher = node.create_publisher(PoseStamped, topic, qos.command_publisher(100.0))
-        self._sent: dict[int, Vector] = {}  # the targets by their stamps [ns]
+        self._sent: dict[int, Vector] = {}  # targets by stamp [ns]
         self._modes: list[str] = []  # since the first target
         node.create_subscription(String, "mode", self._take_mode, qos.latched(10))
 
     def check(self) -> None:
-        """Raise `RobotRLError` where the arm cannot be moved by this process alone."""
+        """Raise `RobotRLError` unless this process alone can move the arm."""
         heard = wait_until(lambda: self._poses.count, _FOUND_SECONDS)
         taken = heard and wait_until(self._publisher.get_subscription_count, _FOUND_SECONDS)
         if not taken:
@@ -122,12 +123,12 @@ class _Arm:
         self._client.check_alone(self._targets.topic)
 
     def pose(self) -> Vector:
-        """The newest measured pose (7,)."""
+        """Return the latest measured pose (7,)."""
         self.last = np.asarray(self._poses.value(self._poses.newest()))
         return self.last
 
     def go(self, way: Vector, speed: float) -> None:
-        """Send targets along a way (3,) [m] from where the arm is, one for each measured pose."""
+        """Send targets along a displacement (3,) [m] from the current pose, one per new pose."""
         start, began = self.pose(), time.monotonic()
         seconds = float(np.linalg.norm(way)) / speed
         self._modes.clear()
@@ -139,14 +140,14 @@ class _Arm:
             self._client.check_alone(self._targets.topic)
             self._publisher.publish(self._targets.message(target, stamp, self._poses.frame))
             while self._poses.count == count:
-                self._poses.newest()  # or it raises that none comes
+                self._poses.newest()  # raises if poses stop arriving
                 time.sleep(_POLL_SECONDS)
             self.pose()
             self._stop.check()
             self._check_followed(elapsed)
 
     def _check_followed(self, elapsed: float) -> None:
-        """Raise `RobotRLError` where the node holds, never followed, or applied another target."""
+        """Raise `RobotRLError` if the node holds, never followed, or applied another target."""
         modes = [*self._modes]
         followed = [mode.startswith("follow") for mode in modes]
         if not any(followed):
@@ -172,10 +173,10 @@ class _Arm:
             )
 
     def _pressed(self) -> str:
-        """Another reason why the arm is held back, with the measured force if there is one."""
+        """Alternative cause of a limited motion: contact, with the measured force if available."""
         try:
             force = self._wrench.value(self._wrench.newest())[:3]
-        except RobotRLError:  # not every arm measures it
+        except RobotRLError:  # not every arm measures force
             return ", or the tool presses on something"
         along = "xyz"[int(np.abs(force).argmax())]
         size = float(np.linalg.norm(force))

@@ -1,6 +1,6 @@
-"""`robot-rl cell` and `robot-rl task`: write a lab's own files, with comments and `???` to fill in.
+"""`robot-rl cell` and `robot-rl task`: write a lab's files, with comments and `???` to fill in.
 
-The lines of an arm and its limits are those of `configs/robot`.
+The lines of an arm and its limits are copied from `configs/robot`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _EXPOSURE = """\
         gain: null
         white_balance_k: null
 """
-_CAMERAS = {  # driver, its device, its further lines
+_CAMERAS = {  # driver, its device, further lines
     "realsense": ("drivers.camera.realsense.RealSenseCamera", 'serial: "{}"', _EXPOSURE),
     "uvc": (
         "drivers.camera.uvc.UvcCamera",
@@ -134,9 +134,9 @@ _Camera = tuple[str, str, str]  # name, kind and device
 def write_cell(
     path: str, *, arm: str | None, arms: str, gripper: str, cameras: str, teleop: str
 ) -> None:
-    """Write the file `path`, or `cell.yaml` in this folder; `ConfigError` where it is there.
+    """Write the file `path`, or `cell.yaml` in that folder; `ConfigError` if it exists.
 
-    Several `arms`, by their names, have all of it each.
+    Each of several named `arms` gets a full set of lines.
     """
     if arm is None:
         raise ConfigError("which arm is it?", expected="arm=ur, franka, xarm or topics")
@@ -164,7 +164,7 @@ def write_cell(
 
 
 def write_new(file: Path, text: str) -> None:
-    """Write a YAML file and say which keys are to be filled in; `ConfigError` where it is there."""
+    """Write a YAML file and print the keys to fill in; `ConfigError` if it exists."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as out:
@@ -216,7 +216,7 @@ def _text_of_arm(arm: str, gripper: str, cameras: list[_Camera]) -> str:
     text += _NODES.format(
         force=_lines(robot, _LAST_LIMIT, _LAST_LIMIT), rest=robot[robot.index("      reset:") :]
     )
-    if arm != "topics":  # whose controller cannot be asked here
+    if arm != "topics":  # no connection to its controller here
         text += _TOOL
     if gripper != "none":
         host = "${nodes.arm.parameters.driver.host}" if arm == "franka" else "???"
@@ -236,14 +236,14 @@ def _text_of_arm(arm: str, gripper: str, cameras: list[_Camera]) -> str:
 
 
 def _lines(text: str, first: str, last: str) -> str:
-    """The lines of a YAML file from one key to another, with what is said beside them."""
+    """Return the lines of a YAML file from key `first` to key `last`, with their comments."""
     found = re.search(rf"^ +{first}:(?:.*\n)*? +{last}:.*|^ +{last}:.*", text, re.MULTILINE)
     assert found, f"configs/robot lacks {last}"
     return found[0]
 
 
 def _cameras(words: str) -> list[_Camera]:
-    """Name, kind and device of each camera."""
+    """Parse name, kind and device of each camera."""
     found: list[_Camera] = []
     for word in filter(None, words.split(",")):
         name, kind, device = (*word.split(":", 2), "", "")[:3]
@@ -315,9 +315,9 @@ def write_task(
     noise: float,
     goal: str | None,
 ) -> None:
-    """Write `configs/task/NAME.yaml` of FOLDER/NAME; `ConfigError` where it is there, or is wrong.
+    """Write `configs/task/NAME.yaml` in FOLDER/NAME; `ConfigError` if it exists or is invalid.
 
-    Says which commands come next.
+    Prints the next commands.
     """
     folder, name = Path(path).parent, Path(path).name
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
@@ -367,7 +367,7 @@ def write_task(
 
 
 def _pose(key: str, text: str | None) -> str:
-    """A pose as it is written into the file; or `RobotRLError`."""
+    """Return a pose in the file's syntax, or raise `RobotRLError`."""
     if text is None:
         return "???"
     try:

@@ -1,4 +1,4 @@
-"""Describes to `ros2 launch` what it starts: the table of nodes, and the command that uses them.
+"""Describe jobs to `ros2 launch`: the node table, and the command that uses the nodes.
 
 Loads ROS's `launch` and `launch_ros`, which come with a ROS installation and are not on PyPI.
 """
@@ -35,14 +35,14 @@ CommandConfig = Callable[[Command, list[str]], DictConfig]
 
 _RESPAWN_SECONDS = 1.0
 _STOP_SECONDS = "60"
-# The meaning of a robot-rl hint here.
+# How to follow a robot-rl hint in `ros2 launch`.
 _HINT = (
     "to ros2 launch give KEY=VALUE as KEY:=VALUE where --show-args lists KEY, and otherwise as"
     " overrides:='KEY=VALUE'"
 )
 
 
-# Argument → default and description. An empty value is left to the configuration.
+# Argument → default and description. An empty value leaves the setting to the configuration.
 ARGUMENTS: dict[str, tuple[str, str]] = {
     "task": ("", "task, as in robot-rl train task=..."),
     "cell": ("", "your robot: a YAML file, or a folder with cell.yaml, in place of robot"),
@@ -54,7 +54,7 @@ ARGUMENTS: dict[str, tuple[str, str]] = {
     "overrides": ("", "further overrides of the configuration, quoted as in a shell"),
 }
 _ROBOT = ("cell", "task", "robot", "namespace", "overrides")
-# Launch file → names of its arguments. One named like a command runs that beside the nodes.
+# Launch file → argument names. A file named like a command also runs that command.
 JOBS: dict[str, tuple[str, ...]] = {
     "train": ("algorithm", "teleop", *_ROBOT),
     "collect": ("teleop", *_ROBOT),
@@ -66,11 +66,11 @@ JOBS: dict[str, tuple[str, ...]] = {
 
 
 def launch_description(name: str, command_config: CommandConfig) -> LaunchDescription:
-    """The description of a job of `JOBS`; `command_config` composes what a command runs with.
+    """Return the description of a job of `JOBS`; `command_config` composes its configuration.
 
-    A node that is killed is started again. The command is not, and its end is the end of all: it
-    has then let the robot hold. So is an error of a node, such as an impossible parameter, which it
-    would meet again. `ros2 launch` returns 1 after an error of either.
+    A node that is killed is restarted. The command is not: its end shuts everything down, after it
+    has put the robot on hold. A node's own error, such as an impossible parameter, also shuts
+    everything down, since it would recur. `ros2 launch` returns 1 after an error of either.
     """
     defaults = {n: ARGUMENTS[n][0] for n in JOBS[name]}
     if name == "sim_robot":
@@ -84,7 +84,7 @@ def launch_description(name: str, command_config: CommandConfig) -> LaunchDescri
 
 
 def overrides_of(values: Mapping[str, str]) -> list[str]:
-    """Overrides of the configuration that a job's arguments mean."""
+    """Return the configuration overrides for a job's arguments."""
     keys = {"namespace": "robot.namespace"}
     given = [
         f"{keys.get(name, name)}={value}"
@@ -105,7 +105,7 @@ def _actions(context: LaunchContext, job: str, command_config: CommandConfig) ->
     overrides = overrides_of({n: LaunchConfiguration(n).perform(context) for n in JOBS[job]})
     command = COMMANDS.get(job)
     try:
-        # Its nodes are those of the run that it evaluates or goes on with.
+        # Its nodes are those of the run that it evaluates or continues.
         config = command_config(command, overrides) if command else compose(overrides)
         table = node_table(config)
     except RobotRLError as error:
@@ -126,7 +126,7 @@ def _actions(context: LaunchContext, job: str, command_config: CommandConfig) ->
 
 
 def command_ended(command: str) -> Callable[[Any, LaunchContext], Shutdown]:
-    """End everything with the command, with an error if it had one."""
+    """Shut everything down when the command ends, with an error if it failed."""
 
     def end(event: Any, context: LaunchContext) -> Shutdown:
         if event.returncode not in (0, EXIT_INTERRUPTED):
@@ -139,7 +139,7 @@ def command_ended(command: str) -> Callable[[Any, LaunchContext], Shutdown]:
 
 
 def node_ended(event: Any, context: LaunchContext) -> None:
-    """Fail with a node that had an error: it would fail again."""
+    """Fail if a node ends with an error: a restart would fail again."""
     if event.returncode > 0 and not context.is_shutdown:
         raise RobotRLError(
             f"the node {event.process_name} has failed",
@@ -170,6 +170,6 @@ def _command(command: str, overrides: list[str]) -> ExecuteProcess:
         cwd=str(Path.cwd()),
         name=command,
         output="both",
-        sigterm_timeout=_STOP_SECONDS,  # it saves its data
+        sigterm_timeout=_STOP_SECONDS,  # time for it to save its data
         on_exit=command_ended(command),
     )

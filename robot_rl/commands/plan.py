@@ -1,4 +1,4 @@
-"""`--dry-run`: the checks of a command, its whole configuration and its work; writes nothing."""
+"""`--dry-run`: print a command's checks, full configuration and work; write no files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from robot_rl.run import DEMONSTRATIONS, SUMMARY, RunDirectory, RunError
 
 
 def train(config: DictConfig) -> None:
-    """Print what `train` would do; raises what it would raise before it makes anything."""
+    """Print what `train` would do; raise the errors it would raise before writing any file."""
     ready = prepare(config)
     if ready.finished:
         print(f"{config.resume} is finished: nothing would run", flush=True)
@@ -32,7 +32,7 @@ def train(config: DictConfig) -> None:
 
 
 def collect(config: DictConfig) -> None:
-    """Print what `collect` would do; raises what it would raise before it makes anything."""
+    """Print what `collect` would do; raise the errors it would raise before writing any file."""
     recipe, names = check_alone(config, Collect, on_robot=True)
     known = RunDirectory.open(config.run, config.runs_directory) if config.run else None
     _print_plan(config, recipe, names, known)
@@ -64,7 +64,7 @@ def _print_plan(
 
 
 def _writable(place: Path) -> Path:
-    """The folder of all runs; `RunError` where a run could not be made in it."""
+    """Return the folder of all runs; `RunError` if a run could not be created in it."""
     there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         problem = f"the run directory below {place} cannot be made"
@@ -76,7 +76,7 @@ def _writable(place: Path) -> Path:
 def _robot_time(
     config: DictConfig, recipe: Recipe, left: Sequence[str], known: RunDirectory | None
 ) -> Iterator[str]:
-    """A line for each part of the work that moves the robot."""
+    """Return a line for each part of the work that moves the robot."""
     rate, keys = float(config.control_rate_hz), ("task.environment", "task")
     limits = (OmegaConf.select(config, f"{key}.time_limit_steps") for key in keys)
     limit = next((int(each) for each in limits if each is not None), None)
@@ -94,14 +94,14 @@ def _robot_time(
 
 
 def _former_run(runs_directory: str, task: str, algorithm: str) -> str:
-    """How long the newest finished run of this task and algorithm has taken here."""
+    """Return how long the latest finished run of this task and algorithm took here."""
     found = Path(runs_directory).glob(f"*/*/{SUMMARY}")
     for file in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             run = json.loads(file.read_bytes())
             same = (run["task"], run["algorithm"]) == (task, algorithm)
             seconds, steps = float(run["wall_seconds"]), int(run["environment_steps"])
-        except (ValueError, KeyError, TypeError):  # of another version, or damaged
+        except (ValueError, KeyError, TypeError):  # another version, or damaged
             continue
         if same:
             return f"{file.parent} took {_time(seconds)} here for {steps:,} steps, all in all"

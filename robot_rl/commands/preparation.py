@@ -1,7 +1,7 @@
-"""What a command prepares before its work: the robot's device, nodes and environment.
+"""Preparation before a command's work: the robot's device, nodes and environment.
 
-ROS 2 nodes run as long as the command. A Gymnasium environment is tried before anything is recorded
-or learned.
+ROS 2 nodes run as long as the command. A Gymnasium environment is tried before any recording or
+learning.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from robot_rl.ros.nodes import NodeDescription, node_table
 from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1
-_FOUND_SECONDS = 2.0  # to find other nodes
-_MOVES_AT_START = "drivers.gripper.robotiq"  # whose activation moves its fingers
-# How a Gymnasium environment is tried.
+_FOUND_SECONDS = 2.0  # time to discover other nodes
+_MOVES_AT_START = "drivers.gripper.robotiq"  # activation moves its fingers
+# Limits for the trial of a Gymnasium environment.
 _MOST_STEPS, _REPEATED_STEPS, _MOST_SECONDS = 1000, 10, 0.3
-_JUDGED_STEPS, _JUDGED_EPISODES = 50, 10  # steps to judge rewards by, and at most so many episodes
-# Tolerances of numbers, and of the mean of an image: renderers differ a little.
+_JUDGED_STEPS, _JUDGED_EPISODES = 50, 10  # to judge rewards: steps, and maximum episodes
+# Tolerances for numbers, and for an image's mean difference: renderers differ slightly.
 _RELATIVE, _ABSOLUTE, _GRAY_LEVELS = 1e-3, 1e-5, 1.0
 
 
 def check_robot(config: DictConfig) -> None:
-    """Raise `RobotRLError` for a device, robot, task or node that cannot be used."""
+    """Raise `RobotRLError` for an unusable device, robot, task or node."""
     check_device(config)
     check_env(config)
     companions(config)
@@ -52,19 +52,19 @@ def check_robot(config: DictConfig) -> None:
 
 
 def companions(config: DictConfig) -> dict[str, list[str]]:
-    """Processes that plug-ins run beside the robot's nodes: name → module and arguments."""
+    """Processes that plug-ins run next to the robot's nodes: name → module and arguments."""
     found = {name: resolve(make)(config) for name, make in added("companions").items()}
     return {name: words for name, words in found.items() if words}
 
 
 @contextmanager
 def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]:
-    """Run the nodes of the configured robot, where `start_nodes` says so, and the `companions`.
+    """Run the configured robot's nodes, if `start_nodes` is set, and the `companions`.
 
-    Gives the group of their processes, None where there are none. A node that is killed is started
-    again. Where a node ends with an error of its own, such as an impossible parameter, or cannot be
-    started again, this process is asked to end, as by Ctrl-C, and raises `ProcessDied`; the end of
-    a companion has no consequence. Logs and parameters are in `logs`.
+    Yields the group of their processes, or None if there are none. A node that is killed is
+    restarted. If a node ends with its own error, such as an impossible parameter, or cannot be
+    restarted, this process is interrupted as by Ctrl-C and raises `ProcessDied`; a companion's end
+    has no effect. Logs and parameters are in `logs`.
     """
     table = node_table(config) if config.start_nodes else ()
     beside = companions(config)
@@ -112,7 +112,7 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]
 
 
 def run_nodes(config: DictConfig) -> None:
-    """Run the nodes of the configured robot alone until Ctrl-C."""
+    """Run only the nodes of the configured robot, until Ctrl-C."""
     table = node_table(config)
     if not table:
         got = f"robot={config.choices.robot}, whose section `nodes` is empty"
@@ -134,8 +134,8 @@ def run_nodes(config: DictConfig) -> None:
 
 
 def _check_alone(table: Sequence[NodeDescription]) -> None:
-    """Raise `RobotRLError` where a node of one of these arms runs already."""
-    from robot_rl.ros.ros_client import RosClient  # late: it loads ROS
+    """Raise `RobotRLError` if a node of one of these arms is already running."""
+    from robot_rl.ros.ros_client import RosClient  # late import: loads ROS
 
     arms = {node.namespace for node in table if node.module.startswith("drivers.arm.")}
     with closing(RosClient("nodes", "/")) as client:
@@ -149,7 +149,7 @@ def _check_alone(table: Sequence[NodeDescription]) -> None:
 
 
 def _print_kept_stop(node: NodeDescription) -> None:
-    """Print that a stopped arm stays stopped when this command has ended."""
+    """Print that a stopped arm stays stopped after this command ends."""
     folder = Path(node.parameters.get("stop_folder", default_stop_folder()))
     namespace = node.namespace.rstrip("/")
     name = f"{namespace}/{node.name}"
@@ -170,16 +170,16 @@ class _Episode:
 
     seen: list[Observation]
     rewards: list[float] = field(default_factory=list)
-    success: bool = False  # at the newest step
+    success: bool = False  # at the latest step
     terminated: bool = False
     truncated: bool = False
 
 
 def try_environment(config: DictConfig) -> None:
-    """Try the environment of `robot=gym` and print what is found; does nothing for other robots.
+    """Try the environment of `robot=gym` and print the findings; no-op for other robots.
 
-    Sets in the configuration, where they are open, the control rate of the environment and what is
-    a success. `GymError` where nothing can be learned from the environment.
+    Sets the control rate and the success criterion in the configuration, if they are open.
+    `GymError` if a policy cannot learn in the environment.
     """
     if config.robot.get("_target_") != f"{GymRobot.__module__}.{GymRobot.__qualname__}":
         return
@@ -190,7 +190,7 @@ def try_environment(config: DictConfig) -> None:
 
 
 def _facts(options: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
-    """What a trial of the environment shows; sets `success` in the options of its robot."""
+    """Return the findings of a trial; sets `success` in the robot's options."""
     shape = (_MOST_STEPS, len(robot.action_names))
     actions = np.random.default_rng(0).uniform(-1.0, 1.0, shape).astype(np.float32)
     first = _begin(env, actions)
@@ -218,7 +218,7 @@ def _facts(options: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
 
 
 def _success(options: DictConfig, env: RobotEnv, robot: GymRobot, first: _Episode) -> str:
-    """What makes an episode a success, as a sentence."""
+    """Return the success criterion of an episode as a sentence."""
     if robot.success_return is not None:
         return f"rewards that sum to {robot.success_return:g} or more"
     said = {TERMINATED: "termination", NO_SUCCESS: "none is counted"}
@@ -240,7 +240,7 @@ def _success(options: DictConfig, env: RobotEnv, robot: GymRobot, first: _Episod
 
 
 def _by_reward(options: DictConfig, env: RobotEnv, first: _Episode) -> str:
-    """The same where no info reports success: a positive reward at the end, if only there."""
+    """Fallback if no info reports success: a positive reward at the end, if only there."""
     tried, rng = [first], np.random.default_rng(1)
     while sum(len(e.rewards) for e in tried) < _JUDGED_STEPS and len(tried) < _JUDGED_EPISODES:
         shape = (_JUDGED_STEPS, len(env.robot.action_names))
@@ -263,7 +263,7 @@ def _by_reward(options: DictConfig, env: RobotEnv, first: _Episode) -> str:
 
 
 def _begin(env: RobotEnv, actions: npt.NDArray[np.float32], seed: int = 0) -> _Episode:
-    """Act for a short time, until a success or the end of the episode at most."""
+    """Act for a short time, at most until a success or the end of the episode."""
     deadline, episode = time.monotonic() + _MOST_SECONDS, _Episode([env.reset(seed=seed)[0]])
     for action in actions:
         observation, reward, episode.terminated, episode.truncated, info = env.step(action)
@@ -277,7 +277,7 @@ def _begin(env: RobotEnv, actions: npt.NDArray[np.float32], seed: int = 0) -> _E
 
 
 def _difference(one: Observation, two: Observation) -> str | None:
-    """The name of the first entry that differs."""
+    """Name of the first entry that differs."""
     for name, value in one.items():
         if value.dtype == np.uint8:
             same = np.abs(value - two[name].astype(np.float32)).mean() < _GRAY_LEVELS

@@ -1,4 +1,4 @@
-"""The run that a command works in, new or continued, and its configuration."""
+"""Open or create a command's run, and compose its configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from robot_rl.processes.files import point, replace_text
 from robot_rl.processes.group import ProcessDied
 from robot_rl.run import CELL_FILE, CONFIG_FILE, LATEST, RunDirectory
 
-# A run may be continued or evaluated with other values of these keys, and of all below them.
+# A run may be continued or evaluated with other values of these keys and all keys below them.
 MAY_DIFFER = (
     *("choices.classifier", "choices.recipe", "choices.replay", "choices.teleop"),
     *("actor", "artifacts", "bench", "cell", "classifier", "console", "deployment", "device"),
@@ -41,8 +41,8 @@ MAY_DIFFER = (
     *("resume", "run", "runs_directory", "stage", "teleop", "start_nodes"),
 )
 # A policy may also be measured with other values of these: on another robot with the same
-# observations and actions, in another domain, with other parameters of the task. How much a robot
-# explores (vision_training) does not matter then.
+# observations and actions, in another domain, with other task parameters. How much a robot explores
+# (vision_training) does not matter then.
 ELSEWHERE = (
     *("choices.domain", "choices.robot", "arms", "clock", "domain", "nodes", "robot"),
     *("observation.vision_training", "simulation"),
@@ -76,21 +76,21 @@ def compose_for_run(
     elsewhere: bool = False,
     cell: Cell | None = None,
 ) -> DictConfig:
-    """Apply overrides to the configuration of an existing run, which was made with a `cell`.
+    """Apply overrides to the configuration of an existing run, which was made with `cell`.
 
-    `ConfigError` as of `compose`, and for an override that would make it another run; `elsewhere`
-    the run may differ in `ELSEWHERE` too.
+    `ConfigError` as in `compose`, and for an override that would make it another run. With
+    `elsewhere` the run may also differ in `ELSEWHERE`.
     """
     typed = {override.key_or_group: override.value() for override in map(parse, overrides)}
     new_cell = named_cell(overrides)
     if new_cell is not None:
-        # What it chooses otherwise than the cell before is as if typed.
+        # Treat its choices that differ from the previous cell's as typed.
         old = cell.choices if cell is not None else {}
         chosen = {g: c for g, c in new_cell.choices.items() if old.get(g) != c}
         typed = {**chosen, **typed}
         overrides = [*(f"{g}={c}" for g, c in chosen.items()), *overrides]
     known = group_choices()
-    for group, choice in run_config.choices.items():  # some may be in a folder of the user's own
+    for group, choice in run_config.choices.items():  # some may be in a user's own folder
         valid = known.get(str(group), ())
         if choice is not None and choice not in valid:
             raise ConfigError(
@@ -100,12 +100,12 @@ def compose_for_run(
             )
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
     same_robot = typed.get("robot") in (None, run_config.choices.get("robot"))
-    # Values without a default were given when the run was made; they are not asked for again.
+    # Values without a default were set when the run was made; do not require them again.
     after = composed(
         [*(text for group, text in choices.items() if group not in typed), *overrides],
         new_cell or (cell if same_robot else None),
     )
-    # The same with the run's own values of the keys that were typed.
+    # The same composition with the run's own values of the typed keys.
     values = {key: OmegaConf.select(run_config, key) for key in typed if key not in after.choices}
     texts = (
         given(key, value)
@@ -124,7 +124,7 @@ def compose_for_run(
     _check_unchanged(run_config, before, "the configuration of the run")
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
-    # What the overrides change, including other keys that refer to them.
+    # Changes by the overrides, including other keys that refer to the changed ones.
     flat = flatten(before)
     for key, value in flatten(after).items():
         if flat.get(key, _NO_VALUE) != value:
@@ -150,7 +150,7 @@ def compose_for_run(
 
 
 def _check_unchanged(run_config: DictConfig, made: DictConfig, place: object) -> None:
-    """Raise `ConfigError` for a value of a run that no command would have written."""
+    """Raise `ConfigError` for a value in a run that no command could have written."""
     try:
         check_types(run_config, made)
         check_values(run_config)
@@ -159,7 +159,7 @@ def _check_unchanged(run_config: DictConfig, made: DictConfig, place: object) ->
 
 
 def _naming(run_config: DictConfig, file: str) -> str:
-    """A hint: how to name the folder of the user's own that has a file which a run needs."""
+    """Return a hint: how to name the user's folder that has a file the run needs."""
     cell = run_config.get("cell")
     made_with = f"; it was made with {in_shell(f'cell={cell}')}" if cell else ""
     options = f"cell=FOLDER, --config-dir FOLDER or {places.PATH_VARIABLE}=FOLDER"
@@ -167,7 +167,7 @@ def _naming(run_config: DictConfig, file: str) -> str:
 
 
 def _targets(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Where in a configuration a class is named, and its name."""
+    """Yield each key at which a configuration names a class, and the class name."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key == registry.TARGET:
@@ -185,9 +185,9 @@ def compare_run(
     may_differ: Iterable[str] = MAY_DIFFER,
     hint: str = "leave these overrides out to go on with the run, or start a new run with them",
 ) -> None:
-    """Raise `ConfigError`, with the first keys, where a configuration differs from that of a run.
+    """Raise `ConfigError`, with the first differing keys, unless a configuration matches a run's.
 
-    The keys of `may_differ`, and all below them, may differ.
+    The keys of `may_differ`, and all keys below them, may differ.
     """
     ours, theirs = flatten(config), flatten(run_config)
     allowed = tuple(f"{prefix}." for prefix in may_differ)
@@ -199,7 +199,7 @@ def compare_run(
     ]
     if not keys:
         return
-    # A choice explains all values below it: name it alone.
+    # A choice explains all differences below it: report only the choice.
     groups = [key for key in keys if key.startswith("choices.")]
     names = {key: key.removeprefix("choices.") for key in groups or keys[:5]}
     more = f" (and {len(keys) - 5} more)" if not groups and len(keys) > 5 else ""
@@ -217,9 +217,9 @@ def compare_run(
 
 
 def kept_cell(run: Path, run_config: DictConfig, *, quiet: bool = False) -> Cell | None:
-    """A run's copy of the cell that it was made with, without code beside it.
+    """Return the run's copy of its cell, without loading code from its folder.
 
-    Unless `quiet`, it prints whether the cell itself has changed since.
+    Unless `quiet`, prints whether the cell itself has changed since.
     """
     if not (run / CELL_FILE).is_file():
         return None
@@ -235,10 +235,10 @@ def kept_cell(run: Path, run_config: DictConfig, *, quiet: bool = False) -> Cell
 
 
 def save_resolved(config: DictConfig, run: Path) -> None:
-    """Write the configuration of a run, and into a new run a copy of its cell.
+    """Write a run's configuration and, into a new run, a copy of its cell.
 
-    The keys that name runs and one stage are of a single command and not kept. `ConfigError` where
-    it cannot be written.
+    Keys that name runs or a single stage apply to one command and are not stored. `ConfigError` if
+    the configuration cannot be written.
     """
     kept = OmegaConf.merge(config, dict.fromkeys(("artifacts", "resume", "run", "stage")))
     try:
@@ -250,14 +250,14 @@ def save_resolved(config: DictConfig, run: Path) -> None:
 
 
 def load_resolved(run: Path) -> DictConfig:
-    """Read what `save_resolved` has written; `ConfigError` where it cannot have written that.
+    """Read the output of `save_resolved`; `ConfigError` if it cannot be that.
 
-    Choices and classes are not looked up, as they may be in a folder that is not here.
+    Choices and classes are not looked up: they may be in a folder that is not here.
     """
     path = run / CONFIG_FILE
     try:
         config = OmegaConf.load(path)
-    except Exception as error:  # OSError, or an error of YAML or OmegaConf from a cut file
+    except Exception as error:  # OSError, or a YAML or OmegaConf error for a truncated file
         raise ConfigError(f"the configuration {path} cannot be read", got=error) from error
     kinds = {"choices": DictConfig, "task": DictConfig, "task.name": str}
     if not isinstance(config, DictConfig) or not all(
@@ -269,12 +269,12 @@ def load_resolved(run: Path) -> DictConfig:
             expected="a mapping with `choices`, and with a text as `task.name`",
         )
     if references := [key for key, value in flatten(config).items() if "${" in str(value)]:
-        # `save_resolved` writes none: this machine would fill them in.
+        # `save_resolved` writes no interpolations: this machine would resolve them.
         raise ConfigError(
             f"{path} was changed: it refers to other values", got=references, expected="values"
         )
     defaults = file_defaults()
-    if config.get("control_rate_hz") is None:  # open until a Gymnasium environment says it
+    if config.get("control_rate_hz") is None:  # open until a Gymnasium environment reports it
         del defaults["control_rate_hz"]
     _check_unchanged(config, defaults, path)
     OmegaConf.set_struct(config, True)
@@ -285,9 +285,9 @@ def load_resolved(run: Path) -> DictConfig:
 def working_run(
     config: DictConfig, key: str = "run", how: str = SAME_COMMAND
 ) -> Iterator[RunDirectory]:
-    """Open the run that the configuration's `key` names, or make one with this configuration.
+    """Open the run that the configuration's `key` names, or create one with this configuration.
 
-    Prints where it is, and when the work is interrupted `how` to continue it.
+    Prints its path and, if the work is interrupted, the command to continue: `how`.
     """
     name = config[key]
     opened = nullcontext(RunDirectory.open(name, config.runs_directory)) if name else None
@@ -305,10 +305,10 @@ def working_run(
 
 @contextmanager
 def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
-    """Make a run, and remove it where the work fails before anything is recorded.
+    """Create a run, and remove it if the work fails before anything is recorded.
 
-    `latest` then points to the run before, also where a person stops the work so early. The logs of
-    a process that has died are kept.
+    `latest` then points to the previous run, also if a person stops the work that early. The logs
+    of a process that died are kept.
     """
     latest = Path(config.runs_directory).absolute() / LATEST
     before = latest.readlink() if latest.is_symlink() else None
@@ -323,11 +323,11 @@ def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
             print("nothing was recorded", flush=True)
             if latest.resolve() == run.path:
                 latest.unlink()
-            # A process that died has logs; its death may be the error or a note of it.
+            # A process that died has logs; its death may be the error or one of the error's notes.
             died = isinstance(error, ProcessDied) or hasattr(error, "__notes__")
             if not died or not any(log.stat().st_size for log in run.path.glob("logs/*.log")):
                 shutil.rmtree(run.path)
-            with suppress(OSError):  # other runs are in them
+            with suppress(OSError):  # other runs are in the folders
                 run.path.parent.rmdir()
                 latest.parent.rmdir()
         raise

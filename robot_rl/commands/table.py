@@ -1,6 +1,6 @@
-"""The commands of `robot-rl`: what each does, reads and takes.
+"""The commands of `robot-rl`: what each does, reads and accepts.
 
-Their functions are named, not imported: help and errors do not wait for torch.
+Functions are given by name, not imported, so that help and errors do not wait for torch.
 """
 
 from __future__ import annotations
@@ -322,6 +322,6 @@ def commands() -> dict[str, Command]:
     """Return our own commands and those of plug-ins, by name.
 
     Raises:
-        RobotRLError: A plug-in cannot be read, or adds a command that is there.
+        RobotRLError: A plug-in cannot be read, or adds a command that exists.
     """
     return added("commands", COMMANDS)

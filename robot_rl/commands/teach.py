@@ -1,6 +1,6 @@
-"""`robot-rl teach`: from an arm that a person guides by hand to the lines of a cell or a task.
+"""`robot-rl teach`: turn positions of a hand-guided arm into lines for a cell or task.
 
-It listens to the topics of the arm's node: nothing is sent, and nothing moves.
+It only subscribes to the topics of the arm's node: it sends no commands and causes no motion.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from robot_rl.ros.sensors import Sensor
     from robot_rl.safety.limits import Vector
 
-    # Joint positions (n,) [rad], and the TCP's pose (7,) where it is known.
+    # Joint positions (n,) [rad], and the TCP pose (7,) if known.
     Taught = tuple[Vector, Vector | None]
 
-# An arm whose joints are all slower stands still [rad/s].
+# An arm stands still if all joints are slower than this [rad/s].
 _STILL = 0.02
-_ONE_POINT = 0.001  # m, in which positions are one
+_ONE_POINT = 0.001  # m: positions within this distance count as one
 _RESET = "nodes.arm.parameters.reset"
 _STILL_SECONDS, _FIRST_SECONDS, _POSE_SECONDS, _STALE_SECONDS = 2.0, 10.0, 2.0, 0.5
 
 
 def run(**options: str | None) -> None:
-    """Print the lines of a `part` through where Enter was pressed, to be kept in a file.
+    """Print the lines of `part` for the positions where Enter was pressed, to paste into a file.
 
-    Where the input ends without any, they are of where the arm is. Raises `RobotRLError` where it
-    never stood still, or its node is silent.
+    If the input ends without any, the arm's current position is used. Raises `RobotRLError` if the
+    arm never stood still, or its node sends no data.
     """
     from sensor_msgs.msg import JointState
 
@@ -51,7 +51,7 @@ def run(**options: str | None) -> None:
         kind = message_type("geometry_msgs/msg/PoseStamped")
         pose = Sensor(client, kind, "current_pose", _STALE_SECONDS, conversions.pose_array)
         wait_for_all([joints], 1, _FIRST_SECONDS)
-        known = wait_until(lambda: pose.count > 0, _POSE_SECONDS)  # not of every arm
+        known = wait_until(lambda: pose.count > 0, _POSE_SECONDS)  # not every arm publishes it
         part = options.get("part") or "reset"
         if part != "reset" and not known:
             hint = "of an arm that takes joint targets only part=reset can be taught"
@@ -72,7 +72,7 @@ def run(**options: str | None) -> None:
 
 
 def reset_lines(taught: Sequence[Taught]) -> str:
-    """Lines for the end of a cell: a reset by joint positions (n,) [rad], with TCP poses (7,).
+    """Return cell lines for a reset through joint positions (n,) [rad], with TCP poses (7,).
 
     An arm that takes joint targets may have no pose.
     """
@@ -87,7 +87,7 @@ def reset_lines(taught: Sequence[Taught]) -> str:
 
 
 def start_lines(taught: Sequence[Taught]) -> str:
-    """Lines of a task's file: the box about all positions, with the last orientation."""
+    """Return task lines: the box around all positions, with the last orientation."""
     poses = np.array([pose for _, pose in taught])
     low, high = poses[:, :3].min(0), poses[:, :3].max(0)
     start = np.concatenate([0.5 * (low + high), poses[-1, 3:]])
@@ -99,7 +99,7 @@ def start_lines(taught: Sequence[Taught]) -> str:
 
 
 def goal_lines(taught: Sequence[Taught]) -> str:
-    """The line of a task's file for reward=pose: the last pose."""
+    """Return the task line for reward=pose: the last pose."""
     return f"  goal_pose: {shown(np.array(taught[-1][1]))}   # m, xyzw\n"
 
 
@@ -120,7 +120,7 @@ def _keep(joints: Sensor, pose: Sensor | None, taught: list[Taught]) -> None:
 
 
 def shown(values: Vector) -> str:
-    """Numbers as they are written into a cell, a task or a message: to 0.1 mm or 0.1 mrad."""
+    """Format numbers for a cell, a task or a message: to 0.1 mm or 0.1 mrad."""
     return str([round(float(value), 4) for value in values])
 
 

@@ -1,6 +1,6 @@
 """`robot-rl train`: all stages of a recipe, then the report.
 
-And `collect`, `pretrain`, `distil`, `collect-reward` and `train-reward`: some stages alone.
+Also `collect`, `pretrain`, `distil`, `collect-reward` and `train-reward`: individual stages.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _TIMES = "times"
 
 
 class Feed:
-    """Hands new lines of the run's files to the display; evaluations from before it are not new."""
+    """Passes new lines of the run's files to the display; earlier evaluations are not new."""
 
     def __init__(self, run: RunDirectory, progress: WorkProgress) -> None:
         self._run, self._progress = run, progress
         self._episodes, self._evaluations = 0, len(run.read_jsonl("evaluations"))
 
     def show(self) -> None:
-        """Read what is new."""
+        """Read and show new lines."""
         episodes = self._run.read_jsonl("episodes")
         for episode in episodes[self._episodes :]:
             self._progress.episode(
@@ -74,30 +74,30 @@ class Feed:
             if result.against_cloned is not None and result.against_cloned.worse:
                 self._progress.note(f"    WORSE than what it began with: {result.against_cloned}")
         self._evaluations = len(evaluations)
-        # Stages without actors write other records, which the display does not show.
+        # Stages without actors write other records, which the display ignores.
         blocks = [b for b in self._run.read_jsonl("learner") if "update_to_data" in b]
         steps = int(blocks[-1]["environment_steps"]) if blocks else 0
         self._progress.update(steps, blocks[-1] if blocks else None)
 
 
 class Prepared(NamedTuple):
-    """A run that passed all checks and may start, or continue."""
+    """A run that passed all checks and may start or continue."""
 
     settings: Settings
     recipe: Recipe
-    known: RunDirectory | None  # the one that `config.resume` names
+    known: RunDirectory | None  # the run that `config.resume` names
     left: list[str]  # names of its unfinished stages
 
     @property
     def finished(self) -> bool:
-        """Whether no stage is left, and the summary has the costs of all."""
+        """Whether all stages are done and the summary has all their costs."""
         if self.known is None or self.left:
             return False
         return "wall_seconds" in self.known.read_summary()
 
 
 def prepare(config: DictConfig) -> Prepared:
-    """Check all that can be checked before anything is made."""
+    """Run all checks that are possible before any file is written."""
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     if known is not None and policy_folder(known.path) is not None:
         raise RunError(f"{known.path} is a policy, not a run", hint="name the run with resume=RUN")
@@ -121,7 +121,7 @@ def prepare(config: DictConfig) -> Prepared:
 
 
 def run(config: DictConfig) -> None:
-    """Run the stages of the recipe, or those left in the run `config.resume`."""
+    """Run the stages of the recipe, or the remaining stages of the run `config.resume`."""
     ready = prepare(config)
     settings, recipe, known = ready.settings, ready.recipe, ready.known
     if known is not None and ready.finished:
@@ -146,7 +146,7 @@ def run(config: DictConfig) -> None:
             for name in recipe.in_turn(directory):
                 if recipe.beside_actors(name):
                     if not directory.has_folder(LAST):
-                        # What plug-ins find wrong, before a robot is worn in vain.
+                        # Plug-in warnings, before training wears the robot in vain.
                         for check in (name for plugin in plugins() for name in plugin.checks):
                             for warning in resolve(check)(directory, config):
                                 print(warning, flush=True)
@@ -155,7 +155,7 @@ def run(config: DictConfig) -> None:
                     recipe.perform(name, directory)
             print("\n".join(recipe.table(directory)), flush=True)
         except BaseException:
-            with suppress(RunError):  # a full disk: the error that the run ends with says so
+            with suppress(RunError):  # a full disk: the run's final error reports it
                 directory.append_jsonl(_TIMES, memory.costs())
             raise
         directory.append_jsonl(_TIMES, memory.costs())
@@ -173,7 +173,7 @@ def run(config: DictConfig) -> None:
 
 
 def _further(settings: Settings, recipe: Recipe, run: RunDirectory) -> str:
-    """How to learn more than a finished run has learned."""
+    """Return how to continue learning after a run has finished."""
     if any(map(recipe.beside_actors, recipe.stages)):
         steps = 2 * max(settings.environment_steps, steps_behind(run))
         words = (f"resume={run.path}", f"environment_steps={steps}")
@@ -187,9 +187,9 @@ def _further(settings: Settings, recipe: Recipe, run: RunDirectory) -> str:
 
 
 def check_run(settings: Settings, run: RunDirectory | None, recipe: Recipe) -> PolicyInputs | None:
-    """Look for damage, and for networks that cannot be made, before anything is collected.
+    """Check for damage and for networks that cannot be built, before collecting anything.
 
-    Returns the inputs of the policy, where they are known already.
+    Returns the inputs of the policy, if already known.
     """
     for name in (CLONED, ACCEPTED, CANDIDATE, LAST):
         if run is not None and run.has_folder(name):
@@ -211,7 +211,7 @@ def check_run(settings: Settings, run: RunDirectory | None, recipe: Recipe) -> P
 
 
 def processes(settings: Settings) -> dict[str, list[str]]:
-    """Name → arguments of the processes, in the order of their start; the last one ends first."""
+    """Return process name → arguments, in start order; the last one ends first."""
     actors = settings.actors
     acting = {
         f"actor-{n}" if actors > 1 else "actor": ["actor", f"actor={n}"]
@@ -223,7 +223,7 @@ def processes(settings: Settings) -> dict[str, list[str]]:
 
 
 def _learn_online(settings: Settings, run: RunDirectory, lock: int, *, console: bool) -> None:
-    """Start the processes and wait until they have learned from all steps and evaluated."""
+    """Start the processes; wait until all steps are learned from and evaluated."""
     place = [f"run={run.path}", f"runs_directory={settings.runs_directory}"]
     if settings.stage is not None:
         place.append(f"stage={settings.stage}")
@@ -235,7 +235,7 @@ def _learn_online(settings: Settings, run: RunDirectory, lock: int, *, console: 
         started = processes(settings)
         for name, arguments in started.items():
             group.start(name, [*arguments, *place])
-        if console:  # learning goes on where it fails
+        if console:  # learning continues if the console fails
             group.start("console", ["console", *place], needed=False)
             progress.note(f"console: its address is in {run.path}/logs/console.log")
         feed = Feed(run, progress)
@@ -259,7 +259,7 @@ def collect(config: DictConfig) -> None:
 def pretrain(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory.
 
-    It runs the stages of the recipe up to the last one that clones, without the recording.
+    Runs the stages of the recipe up to the last cloning stage, without the recording.
     """
     try_environment(config)
     settings = Settings.of(config) if config.run else _with_sources(config)
@@ -270,7 +270,7 @@ def pretrain(config: DictConfig) -> None:
         raise ConfigError("there is nothing to do", got=got, hint="leave these out")
     known = RunDirectory.open(config.run, config.runs_directory) if config.run else None
     for name in names:
-        recipe.stages[name].needs  # noqa: B018  # raises where the stage cannot do its work
+        recipe.stages[name].needs  # noqa: B018  # raises if the stage cannot run
     check_demonstrations(settings.environment, open_demonstrations(settings.dataset, known))
     if known is None:
         _check_sources(settings)
@@ -285,12 +285,12 @@ def pretrain(config: DictConfig) -> None:
 
 
 def distil(config: DictConfig) -> None:
-    """Distil the deployed policy of `run` into a student that needs one call of the network."""
+    """Distil the deployed policy of `run` into a student that needs one network call."""
     _alone(config, Distil, how="from the beginning, by the same command with")
 
 
 def collect_reward(config: DictConfig) -> None:
-    """Record frames of success and of failure into a new run, or continue in `run`."""
+    """Record success and failure frames into a new run, or continue in `run`."""
     _alone(config, CollectReward, on_robot=True)
 
 
@@ -302,7 +302,7 @@ def train_reward(config: DictConfig) -> None:
 def _alone(
     config: DictConfig, kind: type[Stage], *, on_robot: bool = False, how: str = SAME_COMMAND
 ) -> RunDirectory:
-    """Perform the stages of a kind in the run `config.run`, or in a new one; returns that run."""
+    """Run the stages of a kind in the run `config.run`, or in a new one; return that run."""
     recipe, names = check_alone(config, kind, on_robot=on_robot)
     with (
         working_run(config, how=how) as run,
@@ -317,33 +317,33 @@ def _alone(
 def check_alone(
     config: DictConfig, kind: type[Stage], *, on_robot: bool
 ) -> tuple[Recipe, list[str]]:
-    """The recipe, and the names of its stages of a kind. Checks them, and the robot they move."""
+    """Check and return the recipe and its stages of a kind; also check the robot they move."""
     if on_robot:
         check_robot(config)
         try_environment(config)
     recipe = Recipe(Settings.of(config))
     names = recipe.of_kind(kind)
     for name in names:
-        recipe.stages[name].needs  # noqa: B018  # raises where the stage cannot do its work
+        recipe.stages[name].needs  # noqa: B018  # raises if the stage cannot run
     return recipe, names
 
 
 def _with_sources(config: DictConfig) -> Settings:
-    """The settings of a new run, with absolute paths of what it reads from elsewhere.
+    """Return the settings of a new run, with absolute paths for external sources.
 
-    The run may be continued from another folder, and `latest` will name it.
+    The run may be continued from another folder, and `latest` will name this run.
     """
     if config.dataset:
         config.dataset = str(Path(config.dataset).resolve())
     if "path" in config.reward.source:
         path = Path(config.reward.source.path)
-        # Its last part stays a link to the newest generation.
+        # The last path component stays a link to the latest generation.
         config.reward.source.path = str(path.parent.resolve() / path.name)
     return Settings.of(config)
 
 
 def _check_sources(settings: Settings) -> None:
-    """Check what a new run reads from elsewhere."""
+    """Check the external sources of a new run."""
     if settings.dataset:
         demonstrations = open_demonstrations(settings.dataset, None)
         check_demonstrations(settings.environment, demonstrations)

@@ -1,4 +1,4 @@
-"""The configuration of a command: composed by Hydra, checked, then read by typed sections."""
+"""The configuration of a command: composed by Hydra, checked, then read as typed sections."""
 
 from robot_rl.config.cells import Cell as Cell
 from robot_rl.config.cells import is_task_named as is_task_named

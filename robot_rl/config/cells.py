@@ -1,4 +1,4 @@
-"""Cells: the user's own robot in one YAML file, with its choices and values."""
+"""Cells: a user's robot in one YAML file, with its choices and values."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from robot_rl.errors import in_shell
 from robot_rl.processes.resources import find_resource
 from robot_rl.run import CELL_FILE
 
-_TWICE = "found duplicate key "  # in a message of YAML
+_TWICE = "found duplicate key "  # start of a YAML error message
 
 
 class Cell(NamedTuple):
-    """A robot, as its owner describes it in a file."""
+    """A robot, described by its owner in a file."""
 
     path: Path  # absolute
-    choices: Mapping[str, str]  # the choice of each group that it names
-    values: Mapping[str, Any]  # of the configuration, nested
+    choices: Mapping[str, str]  # choice per named configuration group
+    values: Mapping[str, Any]  # configuration values, nested
 
 
 def own_file(named: str | Path) -> Path:
-    """A file of the user's own, or `cell.yaml` in a folder; `ConfigError` inside robot_rl."""
+    """Path of a user's file, or of `cell.yaml` in a folder; `ConfigError` inside robot_rl."""
     path = Path(os.path.expanduser(named)).resolve()
     path = path / CELL_FILE if path.is_dir() else path
     own, code = find_resource("configs"), Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def own_file(named: str | Path) -> Path:
 
 
 def read_cell(named: str) -> Cell:
-    """Read a cell, without code beside it; `ConfigError` where it is absent or no cell."""
+    """Read a cell, without loading code from its folder; `ConfigError` if absent or not a cell."""
     path = Path(os.path.expanduser(named)).resolve()
     path = own_file(path) if path.exists() else path
     if not path.is_file():
@@ -50,13 +50,13 @@ def read_cell(named: str) -> Cell:
     try:
         found = OmegaConf.load(path)
         plain = flatten(found) if isinstance(found, DictConfig) else {}
-    except Exception as error:  # OSError, or an error of YAML or OmegaConf
+    except Exception as error:  # OSError, or a YAML or OmegaConf error
         if isinstance(error, MarkedYAMLError) and _TWICE in str(error.problem):
             raise _stands_twice(path, error) from error
         problem = " ".join(str(error).split())
         raise ConfigError(f"the cell {path} is no YAML", got=problem) from error
     nested = OmegaConf.create()
-    for key, value in plain.items():  # also of a key such as nodes.arm.parameters
+    for key, value in plain.items():  # also dotted keys, such as nodes.arm.parameters
         OmegaConf.update(nested, key, value)
     values: dict[str, Any] = OmegaConf.to_container(nested)  # type: ignore[assignment]
     choices = values.pop("choices", {})
@@ -67,7 +67,7 @@ def read_cell(named: str) -> Cell:
 
 
 def _stands_twice(path: Path, error: MarkedYAMLError) -> ConfigError:
-    """The error for a key that is twice in one mapping, with its lines."""
+    """Return the error for a key that appears twice in one mapping, with its lines."""
     key, mark = str(error.problem).removeprefix(_TWICE), error.problem_mark
     assert mark is not None
     begin, lines = f"{' ' * mark.column}{key}:", path.read_text(encoding="utf-8").splitlines()
@@ -77,9 +77,9 @@ def _stands_twice(path: Path, error: MarkedYAMLError) -> ConfigError:
 
 
 def named_cell(overrides: Sequence[str]) -> Cell | None:
-    """Read the cell that overrides name last, if any; its folder joins the registry.
+    """Read the last cell named in the overrides, if any; its folder joins the registry.
 
-    Code comes with this cell alone: the copy in a run may be from another machine.
+    Code is loaded only from this cell's folder: a run's copy may come from another machine.
     """
     named = [o.value() for o in map(parse, overrides) if o.key_or_group == "cell"][-1:]
     if not named or named[0] is None:
@@ -94,12 +94,12 @@ def named_cell(overrides: Sequence[str]) -> Cell | None:
 
 
 def name_environment(id: object) -> None:
-    """Let the package of a Gymnasium environment be imported: the user has named its id."""
+    """Allow the import of a Gymnasium environment's package: the user has named its id."""
     if isinstance(id, str) and (package := re.match(r"[\w.]+(?=[:/])", id)):
         places.add_package(package[0])
 
 
 def is_task_named(overrides: Sequence[str], cell: Cell | None) -> bool:
-    """Whether the task is named, in the overrides or in the cell."""
+    """Whether the overrides or the cell name the task."""
     typed = any(parse(text).key_or_group == "task" for text in overrides)
     return typed or (cell is not None and "task" in cell.choices)

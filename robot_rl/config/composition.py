@@ -1,9 +1,9 @@
-"""Compose a configuration: Hydra, with messages that name the way out.
+"""Compose a configuration with Hydra; errors come with a hint.
 
-Hydra composes `configs/config.yaml` and its groups; plug-ins and the user's folders add to these.
-Then come the values of a cell, the user's robot in one file, and the overrides of the command line.
-An unknown choice or key is an error with the valid names, and a value keeps the type of its
-default. `robot_rl.commands.runs` adds the configuration of a run.
+Hydra composes `configs/config.yaml` and its groups, plus those of plug-ins and the user's folders.
+Then the values of a cell (the user's robot in one file) are applied, then the command line's
+overrides. An unknown choice or key is an error that lists the valid names, and a value must have
+the type of its default. `robot_rl.commands.runs` adds the configuration of a run.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from robot_rl.config.values import (
 from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.run import POLICIES
 
-# The form of a value that must be given, by the last word of its key.
+# Syntax of a required value, by the last part of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
-# Sections that each of `arms` may have of its own.
+# Sections that each of `arms` may override.
 _OF_ARM = ("robot", "nodes", "simulation", "task", "observation")
-# The class of an entry of `observation.cameras` that does not name one.
+# Default class for an entry of `observation.cameras`.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 
 
 def group_choices() -> dict[str, tuple[str, ...]]:
     """Return the valid choices of each configuration group, for example of `task`.
 
-    `ConfigError` where a folder of the user's own has a choice that exists already.
+    `ConfigError` if a user's folder has a choice that already exists.
     """
     files: dict[tuple[str, str], Path] = {}
     for path in (path for place in config_places() for path in sorted(place.glob("*/*.yaml"))):
@@ -60,7 +60,7 @@ def group_choices() -> dict[str, tuple[str, ...]]:
             problem, both = f"two files describe {group}={name}", f"{files[group, name]} and {path}"
             raise ConfigError(problem, got=both, hint="rename yours")
         files[group, name] = path
-    # A leading underscore marks a file that choices share, and that is no choice itself.
+    # A leading underscore marks a file that choices share; it is not a choice.
     named = sorted((group, name) for group, name in files if not name.startswith("_"))
     return {g: tuple(name for of, name in named if of == g) for g in dict(named)}
 
@@ -68,26 +68,26 @@ def group_choices() -> dict[str, tuple[str, ...]]:
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """Compose the default configuration with overrides such as `task=reach` or `seed=3`.
 
-    They are in Hydra's grammar, except the values of `PATHS`; later ones win. Interpolations are
-    resolved. `choices` holds the name chosen in each group. To read or add a key that does not
+    Overrides use Hydra's grammar, except the values of `PATHS`; later ones win. Interpolations are
+    resolved. `choices` holds the chosen name in each group. Reading or adding a key that does not
     exist raises.
 
     `ConfigError` for an override that does not parse, an unknown choice or key, a value of another
-    type than its default, or a missing value that must be given.
+    type than its default, or a missing required value.
     """
     check_missing(result := composed(overrides, named_cell(overrides)))
     return result
 
 
 def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> DictConfig:
-    """As `compose`, with the cell given; values may be missing: see `check_missing`."""
+    """As `compose`, with the given cell; values may be missing: see `check_missing`."""
     parsed = [parse(each) if isinstance(each, str) else each for each in overrides]
     groups = group_choices()
     typed = [override for override in parsed if override.key_or_group in groups]
     own = ", ".join(str(f / "configs") for f in places.folders() if (f / "configs").is_dir())
     for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
         further = "a task of your own needs cell=PATH" if group == "task" and cell is None else ""
-        if group == "policy" and choice in POLICIES:  # a policy of a run, not a kind
+        if group == "policy" and choice in POLICIES:  # a policy of a run, not a kind of policy
             further = f"to choose among those of a run: evaluation.policy={choice}"
         check_value(group, choice, groups[group], own and f"searched {own} too", further)
     words = [str(override.input_line) for override in typed]
@@ -107,14 +107,14 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
     if references := [o.key_or_group for o in given if "${" in str(o.value())]:
         before, now = flatten(defaults), flatten(resolved)
         for key in references:
-            if key in before and key in now:  # the value behind a reference
+            if key in before and key in now:  # the value behind an interpolation
                 OmegaConf.update(result, key, _checked(key, now[key], defaults))
     check_values(result)
     return result
 
 
 def file_defaults() -> DictConfig:
-    """The values of `config.yaml` itself, which do not depend on choices."""
+    """Return the values of `config.yaml` itself, which do not depend on choices."""
     config = OmegaConf.load(find_resource("configs") / "config.yaml")
     assert isinstance(config, DictConfig)
     del config["defaults"]
@@ -122,7 +122,7 @@ def file_defaults() -> DictConfig:
 
 
 def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[str]) -> DictConfig:
-    """Compose the choices of a cell, except in groups that are typed, and add its values."""
+    """Compose a cell's choices, except in groups that are typed, and apply its values."""
     try:
         for group, choice in cell.choices.items():
             check_value("group", group, list(groups))
@@ -144,7 +144,7 @@ def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[
 
 
 def _by_arm(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Key and value of each section of a cell: `robot`, or of an arm `arms.left.robot`."""
+    """Yield key and value of each section of a cell: `robot`, or per arm `arms.left.robot`."""
     for key, value in values.items():
         if key != "arms" or not isinstance(value, Mapping):
             yield key, value
@@ -158,7 +158,7 @@ def _by_arm(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _checked(key: str, value: Any, defaults: Mapping[str, Any], *, in_cell: bool = False) -> Any:
-    """Check key and type of a value by its default; a cell may have further arms and nodes."""
+    """Check a value's key and type against its default; a cell may add arms and nodes."""
     first, arm, of_arm = (*key.split(".", 2), "", "")[:3]
     if first == "arms" and of_arm and (in_cell or arm in defaults["arms"]):
         shared = {name: defaults[name] for name in _OF_ARM if name in defaults}
@@ -173,7 +173,7 @@ def _checked(key: str, value: Any, defaults: Mapping[str, Any], *, in_cell: bool
 
 
 def _chosen_by_task(task: str) -> set[str]:
-    """The groups that a task's file, or its base, chooses: `override /reward: …`."""
+    """Groups that a task's file or its base chooses: `override /reward: …`."""
     file, found = choice_file("task", task), OmegaConf.create()
     with suppress(YAMLError):  # the composition reports it
         found = OmegaConf.load(file) if file else found  # type: ignore[assignment]
@@ -200,7 +200,7 @@ def _apply(override: Override, config: DictConfig, defaults: Mapping[str, Any]) 
 
 
 def _complete_cameras(config: DictConfig) -> None:
-    """Add the class to the entries of `observation.cameras`, so that {name: front} is enough."""
+    """Add the default class to entries of `observation.cameras`, so that {name: front} works."""
     cameras = config.observation.cameras
     for number, camera in enumerate(cameras if isinstance(cameras, ListConfig) else ()):
         if not isinstance(camera, DictConfig) or not isinstance(camera.get("name"), str):
@@ -213,7 +213,7 @@ def _complete_cameras(config: DictConfig) -> None:
 
 
 def _complete_arms(config: DictConfig) -> None:
-    """Give each of `arms` all values: its own, and those that it shares."""
+    """Complete each of `arms`: shared values, overridden by its own."""
     if not config.arms:
         return
     shared = OmegaConf.merge(config, {"choices": config.choices})
@@ -229,26 +229,26 @@ def _complete_arms(config: DictConfig) -> None:
 
 
 def joined(namespace: str, relative: str) -> str:
-    """A ROS namespace below another one; both may be empty or `/`."""
+    """Join two ROS namespaces; both may be empty or `/`."""
     parts = [part for part in f"{namespace}/{relative}".split("/") if part]
     return "/" + "/".join(parts)
 
 
 def missing_keys(config: DictConfig) -> list[str]:
-    """The keys of missing values that must be given; those that arms share once for each arm."""
+    """Keys of missing required values; keys that arms share appear once per arm."""
     shared = tuple(f"{key}." for key in _OF_ARM) if config.arms else ()
     return sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(shared))
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
-    """The same configuration in simulated time, unless the robot has only the wall clock."""
+    """Return the configuration in simulated time, unless the robot has only the wall clock."""
     if config.robot.get("clock") is not None:
         return config
     return OmegaConf.merge(config, {"clock": "stepped"})  # type: ignore[return-value]
 
 
 def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
-    """Key, value and default of each value that differs from its file's; None: absent there."""
+    """Key, value and default of each value that differs from its file's; None if absent there."""
     choices = [f"{group}={name}" for group, name in config.choices.items() if name is not None]
     defaults = flatten(composed(choices))
     return [
@@ -260,7 +260,7 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
     config = copy.deepcopy(_composed_once(config_places(), tuple(overrides)))
-    name_environment(config.robot.get("id"))  # a file of a choice may name it
+    name_environment(config.robot.get("id"))  # a choice's file may name it
     return config
 
 
@@ -279,23 +279,23 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
         ) from error
     OmegaConf.set_struct(config, False)
     chosen = {str(group): choice for group, choice in config.pop("hydra").runtime.choices.items()}
-    # A part within another group, such as reset.backward, follows from that group.
+    # A nested group, such as reset.backward, follows from its parent group.
     config.choices = {g: c for g, c in chosen.items() if not re.match("hydra/|.*@", g)}
     return config
 
 
 def _quoted(text: str) -> str:
-    """Write a text in Hydra's grammar, which drops a backslash only where a quote follows it."""
+    """Quote text in Hydra's grammar, which drops a backslash only before a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + "\\'" * bool(m[2]), text) + "'"
 
 
 def _defaults(config: DictConfig) -> Mapping[str, Any]:
-    """The values before any override; without `choices`."""
+    """Values before any override, without `choices`."""
     return {key: value for key, value in _resolved(config).items() if key != "choices"}
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """The values; one that refers to a missing value is `NOT_GIVEN`. `arms` stay as they are."""
+    """Resolve all values but `arms`; references to missing values become `NOT_GIVEN`."""
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     arms = values.pop("arms")
     missing = [key for key, value in flatten(values).items() if value == "???"]
@@ -327,7 +327,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def check_missing(config: DictConfig) -> None:
-    """Raise `ConfigError` where a value is missing that must be given."""
+    """Raise `ConfigError` if a required value is missing."""
     if missing := missing_keys(config):
         ends = (re.split("[._]", key)[-1] for key in missing)
         given = (f"{k}={_WRITTEN.get(e, 'VALUE')}" for k, e in zip(missing, ends, strict=True))

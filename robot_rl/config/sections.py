@@ -1,6 +1,6 @@
-"""The typed sections of a configuration, which functions take instead of all of it.
+"""Typed configuration sections, so that functions need not take the whole configuration.
 
-A command makes its `Settings` once. A number out of range, or a value of another type, is a
+A command creates its `Settings` once. A number out of range, or a value of another type, raises a
 `ConfigError` that names the key.
 """
 
@@ -21,13 +21,13 @@ from robot_rl.config.values import ConfigError, flatten
 
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
-Part = dict[str, Any]  # the configuration of an object: `policies.registry.make` makes it
+Part = dict[str, Any]  # configuration of an object that `policies.registry.make` creates
 _Section = TypeVar("_Section")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSection:
-    """The part of `algorithm.schedule` that is known before the algorithm is made."""
+    """The part of `algorithm.schedule` that is known before the algorithm is created."""
 
     warmup_steps: Natural
     critic_only_updates: Natural
@@ -39,7 +39,7 @@ class ScheduleSection:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSection:
-    """The numbers of `policy` that every policy has."""
+    """The numbers of `policy` common to all policies."""
 
     horizon: Positive
     observation_steps: Positive
@@ -47,7 +47,7 @@ class WindowSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSection:
-    """The numbers of `cloning` and `distil`, without those of the optimiser."""
+    """The numbers of `cloning` and `distil`, without the optimiser's."""
 
     updates: Positive
     batch_size: Positive
@@ -55,7 +55,7 @@ class TrainingSection:
 
 @dataclass(frozen=True, kw_only=True)
 class DaggerSection:
-    """`dagger`: rounds, and episodes in each."""
+    """`dagger`: rounds, and episodes per round."""
 
     rounds: Natural
     episodes: Positive
@@ -73,7 +73,7 @@ class RecordingSection:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSection:
-    """`evaluation`: the scenes, and how many of them."""
+    """`evaluation`: the scenes and their number."""
 
     every_steps: Positive
     episodes: Positive
@@ -88,7 +88,7 @@ class EvaluationSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ProofSection:
-    """`proof`: the claim of `compare` and `certify`."""
+    """`proof`: the claim that `compare` and `certify` test."""
 
     confidence: Annotated[float, Meta(gt=0.5, lt=1)]
     seed: Natural
@@ -116,7 +116,7 @@ class RecorderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySection:
-    """`replay`: for a client of the server."""
+    """`replay`: for a client of the replay server."""
 
     connect: str | None
     keys: str | None
@@ -124,9 +124,9 @@ class ReplaySection:
     capacity_rows: int | None
 
 
-# Sections with another name in the configuration.
+# Sections whose configuration key differs from their name.
 _PLACES = {"schedule": "algorithm.schedule", "window": "policy"}
-# Robot, task and operator: the keys that `make_env` and `Evaluator` read.
+# Robot, task and operator: keys that `make_env` and `Evaluator` read.
 _ENVIRONMENT = (
     *("arms", "choices", "classifier", "clock", "control_rate_hz", "device", "domain"),
     *("evaluation", "nodes", "observation", "operator", "reset", "reward", "robot"),
@@ -136,7 +136,7 @@ _ENVIRONMENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a recipe and its workbench; other functions take one section or value."""
+    """Settings of a recipe and its workbench; other functions take one section or value."""
 
     seed: int
     device: str
@@ -172,7 +172,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
-        """Read the settings; `ConfigError` where a value cannot be used."""
+        """Read the settings; `ConfigError` for an unusable value."""
         plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
         plain |= {name: _selected(plain, place) for name, place in _PLACES.items()}
         kept = [name for name in _ENVIRONMENT if name in config]
@@ -184,9 +184,9 @@ class Settings:
 
     @property
     def demonstrated(self) -> bool:
-        """Whether the run begins with demonstrations; with `demonstrations=0` it explores.
+        """Whether the run starts with demonstrations; with `demonstrations=0` it explores.
 
-        `ConfigError` for both `dataset` and `demonstrations=0`.
+        `ConfigError` if both `dataset` and `demonstrations=0` are set.
         """
         if self.dataset is not None and not self.demonstrations:
             got, hint = f"demonstrations=0 dataset={self.dataset}", "leave out one of the two"
@@ -195,12 +195,12 @@ class Settings:
 
     @property
     def sees(self) -> bool:
-        """Whether the policy has an image encoder of its own."""
+        """Whether the policy has its own image encoder."""
         return self.observation.get("vision") is not None
 
 
 def section(config: DictConfig, name: str, kind: type[_Section]) -> _Section:
-    """Read one section; `ConfigError` where one of its values cannot be used."""
+    """Read one section; `ConfigError` if one of its values is unusable."""
     return _read(OmegaConf.to_container(config[name]), kind, name)
 
 
@@ -223,6 +223,6 @@ def _read(plain: Any, kind: type[_Section], place: str = "") -> _Section:
 
 
 def _selected(plain: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key; some keys have dots themselves."""
+    """Return the value at a dotted key; some keys contain dots themselves."""
     found = flatten(plain)
     return found[key] if key in found else functools.reduce(operator.getitem, key.split("."), plain)

@@ -1,4 +1,4 @@
-"""Overrides such as `seed=3`, and the checks of keys, types and values."""
+"""Parse overrides such as `seed=3`, and check keys, types and values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl.errors import RobotRLError, did_you_mean, printable
 from robot_rl.run import POLICIES
 
-# Keys whose value is one of some words.
+# Keys with a fixed set of values.
 VALUES = {
     "clock": ("stepped", "realtime"),
     "device": ("auto", "cpu", "cuda"),
@@ -23,8 +23,8 @@ VALUES = {
     "proof.score": ("success", "return"),
 }
 _SEEDS = ("seed", "evaluation.seed", "evaluation.final_seed", "proof.seed")
-_SEEDS_END = 1 << 31  # where the seeds of training's episodes begin
-# Keys whose value is a path: any text as it is, or `null` for none.
+_SEEDS_END = 1 << 31  # first seed of the training episodes
+# Keys whose value is a path: any text, unparsed, or `null` for none.
 PATHS = (
     *("artifacts", "cell", "dataset", "resume", "run", "runs_directory", "replay.keys"),
     *("classifier.test", "console.certificate", "console.model", "console.token_file"),
@@ -35,14 +35,14 @@ NOT_GIVEN = "not given"
 
 
 class ConfigError(RobotRLError):
-    """An override, a file or the configuration of a run that cannot be used."""
+    """An override, file or run configuration that cannot be used."""
 
 
 @functools.cache  # each is parsed several times: for the cell, the task and the value
 def parse(text: str) -> Override:
-    """Read an override in Hydra's grammar, or of a key in `PATHS` as it is.
+    """Parse an override in Hydra's grammar; values of `PATHS` keys are not parsed.
 
-    `ConfigError` where it gives no value, or several.
+    `ConfigError` unless it sets exactly one value.
     """
     key, equals, value = text.partition("=")
     if equals and key in PATHS:
@@ -68,13 +68,13 @@ def parse(text: str) -> Override:
 
 
 def given(key: str, value: Any) -> Override:
-    """An override with this value, whatever characters a text has."""
+    """Return an override with this value; text may contain any characters."""
     line = f"{key}={value}"
     return Override(OverrideType.CHANGE, key, ValueType.ELEMENT, value, input_line=line)
 
 
 def check_path(path: str | Path) -> str:
-    """Return a path as text; `ConfigError` where no configuration file could keep it."""
+    """Return a path as text; `ConfigError` if a configuration file cannot store it."""
     if "${" in (text := str(path)) or text == "???":
         problem = "a path must not hold ${ or be ???, which configuration files read otherwise"
         raise ConfigError(problem, got=text, hint="rename that folder or file")
@@ -84,9 +84,9 @@ def check_path(path: str | Path) -> str:
 def check_value(
     key: str, value: object, valid: Sequence[str], searched: str = "", further: str = ""
 ) -> None:
-    """Raise `ConfigError`, with the nearest valid value, where a value is not a valid one.
+    """Raise `ConfigError`, with the nearest valid value, if a value is not valid.
 
-    `searched` says where else it was looked for, `further` what else the user can do.
+    `searched` names other places that were searched, `further` what else the user can do.
     """
     if value not in valid:
         raise ConfigError(
@@ -99,7 +99,7 @@ def check_value(
 
 
 def check_values(config: DictConfig) -> None:
-    """Raise `ConfigError` for a word, seed or path that its key does not take."""
+    """Raise `ConfigError` for an option, seed or path that its key does not accept."""
     flat = flatten(config)
     for key, value in flat.items():
         if (found := printable(text := f"{key}: {value}")) != text:
@@ -116,7 +116,7 @@ def check_values(config: DictConfig) -> None:
 
 
 def check_types(config: DictConfig, made: DictConfig) -> None:
-    """Raise `ConfigError` where a value of a run has another type than in the composed `made`."""
+    """Raise `ConfigError` if a value of a run has another type than in the composed `made`."""
     defaults, values = (OmegaConf.to_container(each) for each in (made, config))
     assert isinstance(defaults, dict)
     assert isinstance(values, dict)
@@ -132,7 +132,7 @@ def check_types(config: DictConfig, made: DictConfig) -> None:
 
 
 def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> Any:
-    """Return the default of a dotted key; `ConfigError`, with the valid names, for another key."""
+    """Return the default of a dotted key; `ConfigError`, with the valid names, if unknown."""
     level: Any = defaults
     parts = key.split(".")
     for depth, part in enumerate(parts):
@@ -154,11 +154,11 @@ def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> Any:
 
 
 def of_same_type(key: str, default: Any, value: Any) -> Any:
-    """Return a value with its default's type, an int as a float; `ConfigError` for another type."""
+    """Return a value in its default's type, int as float; `ConfigError` for another type."""
     if default in (None, "???", NOT_GIVEN) or (value is None and key.startswith("nodes.")):
         return value
     if isinstance(value, str) and ("${" in value or value == "???"):
-        return value  # of a cell: references are resolved later
+        return value  # from a cell: references are resolved later
     if isinstance(default, Mapping) and isinstance(value, Mapping):
         return {k: of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
     if isinstance(default, list) and isinstance(value, list):
@@ -189,7 +189,7 @@ def _type_name(value: object) -> str:
 
 
 def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a configuration by dotted key; a list is one value."""
+    """Return a configuration's values by dotted key; a list is one value."""
     plain = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
     flat: dict[str, Any] = {}
     for key, value in dict(plain).items():  # type: ignore[arg-type]

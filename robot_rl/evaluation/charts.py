@@ -1,6 +1,6 @@
-"""Charts of a run as inline SVG, in colours that colour-blind readers tell apart.
+"""Charts of a run as inline SVG, in a palette for colour-blind readers.
 
-Lines differ in dash and marker as well as in colour, so that a print in grey can be read.
+Lines differ in dash and marker as well as in colour, so that greyscale prints stay readable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from robot_rl.evaluation.statistics import THRESHOLD, EvaluationResult
 
-# Okabe and Ito's palette: distinct under the common colour-vision deficiencies.
+# Okabe-Ito palette: distinct under the common colour-vision deficiencies.
 BLUE, ORANGE, GREEN, _ = _COLORS = ["#0072B2", "#D55E00", "#009E73", "#AA4499"]
 GREY, _INK = "#5F6B76", "#102A43"
 _STYLE: dict[Any, Any] = {
@@ -52,7 +52,7 @@ Numbers = Sequence[float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart; `y` may hold NaN where a value is unknown."""
+    """One line of a chart; NaN in `y` marks an unknown value."""
 
     label: str
     x: Numbers
@@ -67,16 +67,16 @@ def learning_curve(
     final: EvaluationResult | None,
     deployed: Series,
 ) -> str:
-    """Draw success against environment steps.
+    """Plot success rate against environment steps.
 
     Args:
-        evaluations: Periodic ones of the learned policy.
-        training: Success of the training episodes, rolling.
+        evaluations: Periodic evaluations of the learned policy.
+        training: Rolling success rate of the training episodes.
         confirmed: Steps at which the threshold was reached and confirmed, or None.
-        cloned: The last evaluation of the cloned policy, if there is one.
+        cloned: The last evaluation of the cloned policy, if any.
         final: The last evaluation of the learned policy, shown if it is final.
-        deployed: Success of what was deployed at each of these evaluations, empty where that was
-            always the learned policy.
+        deployed: Success rate of the deployed policy at each of these evaluations; empty if the
+            learned policy was always deployed.
     """
     with _figure("Success rate against environment steps", 9.6, 3.7) as (axes, svg):
         style: dict[str, Any] = {"color": GREY, "linewidth": 1.0, "alpha": 0.7}
@@ -111,7 +111,7 @@ def learning_curve(
 
 
 def line_chart(title: str, series: Sequence[Series], *, stop: float, unit: str = "") -> str:
-    """Draw one small chart of lines against environment steps, from 0 to `stop`."""
+    """Draw one small line chart against environment steps, from 0 to `stop`."""
     with _figure(title, 3.75, 2.35) as (axes, svg):
         axes.set_prop_cycle(color=_COLORS, linestyle=["-", "--", "-.", ":"])
         for line in series:
@@ -119,7 +119,7 @@ def line_chart(title: str, series: Sequence[Series], *, stop: float, unit: str =
         values: npt.NDArray[np.float64] = np.concatenate([np.asarray(s.y, float) for s in series])
         finite = values[np.isfinite(values)]
         if len(finite) and np.ptp(finite) < 1e-9 * max(1.0, float(np.abs(finite).max())):
-            # A constant: matplotlib would magnify rounding errors to the height of the chart.
+            # Constant data: matplotlib would scale rounding errors to the full height of the chart.
             centre = float(finite[0])
             margin = 0.5 * max(abs(centre), 0.1)
             axes.set_ylim(centre - margin, centre + margin)
@@ -130,9 +130,9 @@ def line_chart(title: str, series: Sequence[Series], *, stop: float, unit: str =
 
 @contextmanager
 def _figure(title: str, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
-    """Give axes to draw on; the SVG is in the list afterwards."""
+    """Yield axes to draw on, and a list that holds the SVG after the context ends."""
     drawing: list[str] = []
-    # The salt makes the identifiers of several drawings in one page differ, and repeatable.
+    # The salt keeps identifiers reproducible, and unique among the charts of a page.
     salt = f"{title} {width}"
     with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -140,7 +140,7 @@ def _figure(title: str, width: float, height: float) -> Iterator[tuple[Axes, lis
         yield figure.add_subplot(), drawing
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    # Strip what only a file of its own needs, and name the drawing for screen readers.
+    # Strip what only a standalone file needs, and add a label for screen readers.
     svg = buffer.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     drawing.append(svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1))

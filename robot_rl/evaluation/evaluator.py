@@ -1,4 +1,4 @@
-"""Success rates over seeded episodes that training never uses, batched over episodes."""
+"""Success rates over seeded evaluation episodes, run in parallel."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from robot_rl.rewards.source import TaskReward
 from robot_rl.run import SCENES, RunDirectory, RunError
 
 SeedSet = Literal["periodic", "final"]
-# After so many cuts of one episode the evaluation ends.
+# The evaluation fails after this many cuts of one episode.
 _CUT, _MOST_CUTS = "cut", 5
-# These events are about the attempt, not about the policy.
+# Events about the attempt, not about the policy.
 TAKEN_BACK = (OperatorEvent.PAUSE, OperatorEvent.DISCARD)
 
 
 class EvaluationError(RobotRLError):
-    """An evaluation that cannot come to a result."""
+    """An evaluation that cannot produce a result."""
 
 
 class Evaluator:
-    """Keeps the environments between evaluations, until it is closed.
+    """Evaluates policies and keeps the environments open until closed.
 
-    Simulated time is stepped, many episodes side by side. A robot that has only the wall clock is
-    attended by people, with the reset of its training. The task's own detector judges where there
-    is one, else the configured reward source. The operator may say `success` and `failure` as in
-    training; a label after the end of an episode is recorded, but does not count. An episode in
-    which they drive is no success of the policy. An episode that they `pause` or `discard` is
-    repeated, and `note` is called with the reason.
+    A simulation with a stepped clock runs many episodes in parallel. A robot with only the wall
+    clock is attended by people and uses the reset of its training. The task's own detector decides
+    success; without one, the configured reward source does. The operator may send `success` and
+    `failure` as in training; a label after the end of an episode is recorded but does not count. An
+    episode in which the operator drives is not a success. An episode that the operator pauses or
+    discards is repeated, and `note` is called with the reason.
 
-    Where a person puts the scene back, the first attempt at a seed decides its scene: the first
-    pictures of all cameras are kept in `scenes/SEED/CAMERA.jpg` of the run, and `note` points to
-    them before every further attempt. `ConfigError` where a number of `evaluation` is out of range.
+    If a person resets the scene, the first attempt at a seed defines its scene: the first images of
+    all cameras are saved as `scenes/SEED/CAMERA.jpg` in the run, and `note` points to them before
+    every further attempt. `ConfigError` if a number in `evaluation` is out of range.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
@@ -75,7 +75,7 @@ class Evaluator:
             self._sessions.append(Session(make_env(stepped)))
 
     def close(self) -> None:
-        """Close the environments: a robot has one owner at a time."""
+        """Close the environments; only one process may own a robot."""
         with ExitStack() as parts:
             for session in self._sessions:
                 parts.callback(session.close)
@@ -91,17 +91,17 @@ class Evaluator:
         """Run the behaviour's best guess on a set of seeds.
 
         Args:
-            behaviour: The policy; its exploration is not used.
-            environment_steps: Training steps behind the policy; none behind the cloned one.
-            seed_set: Which episodes.
-            stop: When set, the evaluation is given up.
-            most_failures: The evaluation ends with the next failure, in the order of the seeds;
-                None: with the last seed.
+            behaviour: The policy, run without exploration.
+            environment_steps: Training steps behind the policy; 0 for the cloned policy.
+            seed_set: Which set of seeds.
+            stop: When set, the evaluation is aborted.
+            most_failures: Allowed failures; the next one, in seed order, ends the evaluation.
+                None: run all seeds.
 
         Raises:
             Stopped: `stop` was set.
             PolicyError: The policy was made for another task, rate or observation.
-            EvaluationError: The robot cuts an episode again and again.
+            EvaluationError: The robot cuts one episode repeatedly.
         """
         settings = self._config.evaluation
         final = seed_set == "final"
@@ -123,7 +123,7 @@ class Evaluator:
             if sum(not r.success for r in results) > most:
                 seeds.end()
         results.sort(key=lambda result: result.seed)
-        # Later scenes that ended meanwhile do not count: the order of the seeds decides.
+        # Ignore later scenes that have already ended: the seed order decides.
         failed = [number for number, r in enumerate(results, 1) if not r.success]
         results = results[: failed[most] if len(failed) > most else None]
         return summarised(
@@ -142,10 +142,10 @@ class Evaluator:
     def episodes(
         self, behaviour: Behaviour, seeds: Seeds, stop: StopEvent | None = None
     ) -> Iterator[EpisodeResult]:
-        """Run the behaviour's best guess, as many episodes side by side as `slots` says.
+        """Run the behaviour's best guess, `slots` episodes in parallel.
 
-        Yields each episode as it ends, without those that are repeated. An episode in which a
-        person drove is no success. Raises as `evaluate`.
+        Yields each episode as it ends, except those that are repeated. An episode in which a person
+        drove is not a success. Raises the errors of `evaluate`.
         """
         self.check_fit(behaviour)
         acting = ready(behaviour.exploring("mean"), self._config.device)
@@ -179,11 +179,11 @@ class Evaluator:
             raise Stopped
 
     def check_fit(self, behaviour: Behaviour) -> None:
-        """Raise `PolicyError` where a policy was made for another task, rate or observation."""
+        """Raise `PolicyError` if the policy was made for another task, rate or observation."""
         check_fit(behaviour, self._sessions[0].schema)
 
     def _announced(self, seeds: Iterator[int]) -> Iterator[int]:
-        """Pass on each seed; if its scene has pictures, ask for it to be put back first."""
+        """Yield each seed; if its scene has saved images, first ask the person to restore it."""
         for seed in seeds:
             name = f"{SCENES}/{seed}"
             by_person = self._sessions[0].scene_put_back_by_person
@@ -194,7 +194,7 @@ class Evaluator:
             yield seed
 
     def _keep_pictures(self, seed: int) -> None:
-        """Between episodes: keep the first pictures of a scene that a person puts back."""
+        """Between episodes: save the first images of a scene that a person resets."""
         session, name = self._sessions[0], f"{SCENES}/{seed}"
         if not session.scene_put_back_by_person or self._run.has_folder(name):
             return
@@ -203,7 +203,7 @@ class Evaluator:
                 with self._run.atomic_folder(name) as folder:
                     for camera, jpeg in pictures.items():
                         (folder / f"{camera}.jpg").write_bytes(jpeg)
-        except RunError as problem:  # no reason to give up what was evaluated so far
+        except RunError as problem:  # not worth losing the evaluation so far
             self._note(f"evaluation: no pictures of the scene of episode {seed}: {problem}")
 
     def _hear_late(self, success: bool) -> None:
@@ -215,15 +215,15 @@ class Evaluator:
 
     @property
     def slots(self) -> int:
-        """Number of episodes that run side by side."""
+        """Number of parallel episodes."""
         return len(self._sessions)
 
 
 def summarised(
     episodes: Sequence[EpisodeResult], behaviour: Behaviour, **facts: Any
 ) -> EvaluationResult:
-    """Summarise episodes in the order of the seeds; see `EvaluationResult` for the facts."""
-    # Of an `FallbackPolicy` what plans; its class is not asked for, which would load torch.
+    """Summarise episodes in seed order; see `EvaluationResult` for the facts."""
+    # For a `FallbackPolicy`, use the policy that plans. No isinstance check: it would load torch.
     acting = getattr(behaviour.policy, "acting", behaviour.policy)
     return EvaluationResult.of_episodes(
         [episode.success for episode in episodes],
@@ -239,16 +239,16 @@ def summarised(
 
 
 def first_scene(config: DictConfig, *, final: bool) -> int:
-    """Seed of the first scene of a periodic or final evaluation; the others follow it."""
+    """Seed of the first scene of a periodic or final evaluation; the others count up from it."""
     given = config.evaluation.final_seed if final else config.evaluation.seed
     if given is not None:
         return int(given)
-    # Below 2^31, where the seeds of training begin.
+    # Below 2^31, where training seeds start.
     return 1_000_000 * (int(config.seed) % 2_000) + (20_000 if final else 10_000)
 
 
 def name_of_domain(config: DictConfig) -> str | None:
-    """The configured domain, such as `lab light=[1.0, 1.0]`; None where the robot has none."""
+    """Name of the configured domain, such as `lab light=[1.0, 1.0]`; None if the robot has none."""
     if not has_domain(config):
         return None
     choice = config.choices.domain
@@ -258,11 +258,11 @@ def name_of_domain(config: DictConfig) -> str | None:
 
 
 def conditions(config: DictConfig) -> dict[str, Any]:
-    """What makes a scene beside its seed: `domain`, `task`, `scenes` of `EvaluationResult`."""
+    """What determines a scene besides its seed: `domain`, `task` and `scenes` of a result."""
     form = config.robot.get("task", "environment")
     scenes = {"robot": config.choices.robot, **_settings(config, f"task.{form}")}
     scenes |= _settings(config, "robot.arguments")  # of a Gymnasium environment
-    if on_stepped_clock(config).clock == "realtime":  # in simulated time there is only one
+    if on_stepped_clock(config).clock == "realtime":  # simulated time allows only one
         scenes["reset"] = config.choices.reset
     return {"domain": name_of_domain(config), "task": config.task.name, "scenes": scenes}
 
@@ -274,7 +274,7 @@ def _settings(config: DictConfig, key: str) -> dict[str, Any]:
 
 
 def without_training_aids(config: DictConfig) -> DictConfig:
-    """The same configuration without the operator and the reset that simulations train with."""
+    """Return the configuration without the operator and reset used in simulated training."""
     alone = config.copy()
     OmegaConf.update(alone, "operator.simulated", None)
     if "backward" in config.reset:

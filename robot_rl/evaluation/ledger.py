@@ -1,8 +1,8 @@
-"""Which policy of a run is which, and which one is deployed: everything else asks here.
+"""Policies of a run, and which one is deployed; all other code looks it up here.
 
-`RUN/policies.jsonl` is the ledger. When a run has measured its policies, `train` appends one line
-for each, and the line of the deployed one last. Lines that have no such end do not count: a `train`
-that is killed amid them decides again when it is resumed, and comes to the same.
+The ledger is `RUN/policies.jsonl`. After measuring a run's policies, `train` appends one line per
+policy, with the deployed policy last. Lines without that last line do not count: if `train` is
+killed while writing, it repeats the decision on resume, with the same result.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ if TYPE_CHECKING:
 
 LEDGER = "policies"
 CHECKSUM = "policy_checksum"
-"""The key of records, and of policies in other formats, for `policy_checksum`."""
+"""Key of `policy_checksum` in records and in policies of other formats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of the ledger: a policy of the run, and what was decided about it."""
+    """One line of the ledger: a policy of the run and the decision about it."""
 
     policy: str  # one of `POLICIES`
-    checkpoint: str  # its name, below the run
-    parent: str | None  # the checkpoint that it was learned from; None for the first
-    environment_steps: int  # behind the checkpoint
-    # How many of so many final scenes it solved; None where it was not evaluated.
+    checkpoint: str  # name relative to the run
+    parent: str | None  # checkpoint that it was learned from; None for the first
+    environment_steps: int  # environment steps behind the checkpoint
+    # Successes in that many final scenes; None if it was not evaluated.
     successes: int | None
     episodes: int | None
-    # Held back: training had not found it better, and neither did the final scenes, beyond noise.
+    # "held back": neither training nor the final scenes found it significantly better.
     verdict: Literal["deployed", "held back", "not deployed"]
-    why: str  # of the deployed one, in words
-    decided_after: int  # environment steps that the run had learned from by then
-    mean_return: float | None = None  # where no success is counted
+    why: str  # reason for deploying it, as text
+    decided_after: int  # environment steps that the run had learned from at the decision
+    mean_return: float | None = None  # if no success is counted
 
     @property
     def count(self) -> str:
-        """Its number of successes, or its return where no success is counted."""
+        """Number of successes as text, or the mean return if no success is counted."""
         if self.successes is None:
             return "not evaluated"
         if self.mean_return is not None:
@@ -73,29 +73,29 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The newest decision of a run."""
+    """The latest decision of a run."""
 
-    entries: Mapping[str, Entry]  # by policy, in the order of their making; empty before a decision
+    entries: Mapping[str, Entry]  # by policy, in the order they were made; empty before a decision
 
     @property
     def deployed(self) -> Entry | None:
-        """The deployed policy; None as long as the run has not decided."""
+        """The deployed policy; None until the run has decided."""
         return next((e for e in self.entries.values() if e.verdict == DEPLOYED), None)
 
     @property
     def success_rate(self) -> float | None:
-        """Of the deployed policy on the final scenes; None before the decision."""
+        """Success rate of the deployed policy on the final scenes; None before the decision."""
         chosen = self.deployed
         if chosen is None or chosen.successes is None or not chosen.episodes:
             return None
         return chosen.successes / chosen.episodes
 
     def verdict(self, policy: str) -> str:
-        """The decision about a policy; empty where there is none."""
+        """Decision about a policy; empty if there is none."""
         return self.entries[policy].verdict if policy in self.entries else ""
 
     def __str__(self) -> str:
-        """Say the decision in one sentence; empty before it."""
+        """Return the decision as one sentence; empty before the decision."""
         chosen = self.deployed
         if chosen is None:
             return ""
@@ -103,7 +103,7 @@ class Ledger:
 
 
 def read_ledger(run: RunDirectory) -> Ledger:
-    """Return what a run has decided last; nothing where it has learned on since.
+    """Return the run's latest decision; empty if it has learned more since.
 
     Raises:
         RunError: A line of the ledger is damaged.
@@ -122,7 +122,7 @@ def read_ledger(run: RunDirectory) -> Ledger:
 
 
 def enter(run: RunDirectory, decided: Ledger) -> None:
-    """Append a decision to the run's ledger, unless it stands there as the newest."""
+    """Append a decision to the run's ledger, unless it is already the latest."""
     if read_ledger(run) == decided:
         return
     entries = sorted(decided.entries.values(), key=lambda entry: entry.verdict == DEPLOYED)
@@ -131,12 +131,13 @@ def enter(run: RunDirectory, decided: Ledger) -> None:
 
 
 def made(run: RunDirectory) -> dict[str, str]:
-    """The checkpoint of each policy that a run has made, by name of `POLICIES`, in their order.
+    """Return the checkpoints of a run's policies, by name and in the order of `POLICIES`.
 
-    What a gate has accepted last is the learned one as long as nothing has learned online; of what
-    has, it is the latest whose periodic evaluation is not worse, beyond noise, than the best one.
+    Before online learning, the learned policy is the last one that a gate accepted. After it, the
+    learned policy is the latest snapshot whose periodic evaluation is not significantly worse than
+    the best one.
     """
-    accepted = run.has_folder(ACCEPTED) and steps_at(run, ACCEPTED) > 0  # at first it is the clone
+    accepted = run.has_folder(ACCEPTED) and steps_at(run, ACCEPTED) > 0  # initially the clone
     online = run.has_folder(LAST)
     learned = _proved(run) if online else ACCEPTED if accepted else None
     found = {
@@ -149,7 +150,7 @@ def made(run: RunDirectory) -> dict[str, str]:
 
 
 def _proved(run: RunDirectory) -> str:
-    """The snapshot that is measured at the end; without any periodic evaluation `LAST`."""
+    """Return the snapshot to measure at the end; `LAST` if there is no periodic evaluation."""
     found: dict[str, EvaluationResult] = {}
     for line in run.read_jsonl("evaluations"):
         result = EvaluationResult.from_json(line)
@@ -165,23 +166,23 @@ def _proved(run: RunDirectory) -> str:
 
 
 def steps_at(run: RunDirectory, checkpoint: str) -> int:
-    """Environment steps behind a checkpoint; the clone has none."""
+    """Environment steps behind a checkpoint; 0 for the clone."""
     return 0 if checkpoint == CLONED else steps_of(newest_folder(run.path / checkpoint))
 
 
 def steps_behind(run: RunDirectory) -> int:
-    """Environment steps behind what a run has learned last; 0 where it has only cloned."""
+    """Environment steps behind the run's latest learned policy; 0 if it has only cloned."""
     last = next((name for name in (LAST, ACCEPTED) if run.has_folder(name)), CLONED)
     return steps_at(run, last)
 
 
 def began_with(run: RunDirectory) -> str:
-    """Which of the `POLICIES` online learning begins with, and goes back to."""
+    """Which of the `POLICIES` online learning starts with, and falls back to."""
     return ACCEPTED_POLICY if ACCEPTED in made(run).values() else CLONED_POLICY
 
 
 def held_back(run: RunDirectory) -> bool:
-    """Whether training holds back what was learned online, and what it began with acts instead."""
+    """Whether training has not deployed the learned policy, so that the initial policy acts."""
     if not run.has_folder(LAST):
         return False
     folder = run.complete_folder(made(run)[LEARNED_POLICY]) / "policy"
@@ -190,10 +191,10 @@ def held_back(run: RunDirectory) -> bool:
 
 
 def deployed_policy(run: RunDirectory) -> str:
-    """Which of the other `POLICIES` of a run the deployed one is.
+    """Return which of the run's other `POLICIES` is the deployed one.
 
-    Until the run decides, it is the learned one; while training holds that back, what learning
-    began with.
+    Before the decision it is the learned policy, or the policy that learning started with while
+    training has not deployed the learned one.
     """
     if (decided := read_ledger(run).deployed) is not None:
         return decided.policy
@@ -204,10 +205,10 @@ def deployed_policy(run: RunDirectory) -> str:
 
 
 def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
-    """Name of the checkpoint with one of the `POLICIES` of a run: see `load_policy`.
+    """Return the checkpoint name of one of the run's `POLICIES`; see `load_policy`.
 
     Raises:
-        RunError: The run has none of that name.
+        RunError: The run has no such policy.
     """
     there = made(run)
     if which == CLONED_POLICY and CLONED not in there.values() and LEARNED_POLICY in there:
@@ -236,15 +237,15 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
 
 
 def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, int]:
-    """Load one of the `POLICIES` of a run, and the environment steps behind it; the clone has none.
+    """Load one of the run's `POLICIES`, and its environment steps (0 for the clone).
 
-    The learned one corrects its base also where training has held that back.
+    The learned policy corrects its base even if training has not deployed the correction.
 
     Raises:
-        CheckpointError: There is none, or a file of it is damaged.
-        RunError: The run has none of that name.
+        CheckpointError: There is no checkpoint, or one of its files is damaged.
+        RunError: The run has no such policy.
     """
-    from policies import checkpoint  # late: loads torch
+    from policies import checkpoint  # late import: loads torch
 
     name = policy_checkpoint(run, which)
     behaviour = checkpoint.load(run.complete_folder(name) / "policy")
@@ -256,10 +257,10 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
 def open_policy(
     path: str | Path, which: str = DEPLOYED, runs_directory: str | Path = "runs"
 ) -> tuple[Behaviour, int]:
-    """Load the policy `which` of a run, as `load_policy`, or that of a checkpoint or an export.
+    """Load policy `which` of a run, as `load_policy` does, or the policy of a checkpoint or export.
 
-    With it come the environment steps behind it. The run is one of `RunDirectory.open`. `RunError`
-    where another policy is asked for than the one of a checkpoint or an export.
+    Also returns the environment steps behind it. `run` comes from `RunDirectory.open`. `RunError`
+    if `which` is not the policy of the given checkpoint or export.
     """
     folder = policy_folder(path)
     if folder is not None and which != DEPLOYED:
@@ -273,19 +274,19 @@ def open_policy(
     if (load := _other_format(folder)) is not None:
         behaviour = resolve(load)(folder)
         return behaviour, int(_description(folder)["environment_steps"])
-    from policies import checkpoint  # late: loads torch
+    from policies import checkpoint  # late import: loads torch
 
     return checkpoint.load(folder), steps_of(folder.parent)
 
 
 def policy_checksum(folder: Path) -> str:
-    """The checksum of a checkpoint's policy; one in another format says which it was made from.
+    """Return a policy's checksum; policies in other formats store their source checkpoint's.
 
     Raises:
-        CheckpointError: It does not say so, or cannot be read.
+        CheckpointError: The checksum is missing or cannot be read.
     """
     if _other_format(folder) is None:
-        from policies import checkpoint  # late: loads torch
+        from policies import checkpoint  # late import: loads torch
 
         return checkpoint.checksum(folder)
     if CHECKSUM not in (description := _description(folder)):
@@ -294,7 +295,7 @@ def policy_checksum(folder: Path) -> str:
 
 
 def _other_format(folder: Path) -> str | None:
-    """The loader of a folder in another format than a checkpoint; see `Plugin.policy_formats`."""
+    """Loader for a folder in a format other than checkpoint; see `Plugin.policy_formats`."""
     formats: dict[str, str] = added("policy_formats")
     return next((load for marker, load in formats.items() if (folder / marker).is_file()), None)
 

@@ -1,4 +1,4 @@
-"""Reading the records of a run, which may go on, or have been interrupted."""
+"""Read the records of a run, which may be in progress or interrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from robot_rl.run import ATTEMPTS, CLONED, FAULTS, UNTRAINED, RunDirectory, RunE
 
 Record = dict[str, Any]
 
-# Folder of a run with the films of its final evaluation, and the list of them in it.
+# Folder of a run with the videos of its final evaluation, and the index file in it.
 VIDEOS, CLIPS = "videos", "clips.json"
 
 
@@ -27,19 +27,19 @@ VIDEOS, CLIPS = "videos", "clips.json"
 class RunRecords:
     """The records of a run so far."""
 
-    summary: dict[str, Any]  # `summary.json`, empty while the run goes on
-    ledger: Ledger  # which policy is deployed; empty as long as the run has not decided
-    evaluations: list[EvaluationResult]  # in the order of environment steps
-    episodes: list[Record]  # training episodes of all actors, likewise
-    learner: list[Record]  # the learner's records, likewise
-    # Of the robot: `time`, `kind` and `problem`, in their order; some are `part_of` another.
+    summary: dict[str, Any]  # `summary.json`; empty until the run ends
+    ledger: Ledger  # which policy is deployed; empty until the run has decided
+    evaluations: list[EvaluationResult]  # by environment steps
+    episodes: list[Record]  # training episodes of all actors, by environment steps
+    learner: list[Record]  # the learner's records, by environment steps
+    # Robot faults in order: `time`, `kind` and `problem`; some are `part_of` another fault.
     faults: list[Record]
-    attempts: list[Record]  # of `robot-rl run`, in their order
+    attempts: list[Record]  # attempts of `robot-rl run`, in order
 
     def final(self, which: str) -> EvaluationResult | None:
-        """Return the last final evaluation of the cloned, the accepted or the learned policy.
+        """Return the last final evaluation of the cloned, accepted or learned policy.
 
-        For want of one, the last periodic. Before its first update no policy has learned.
+        Falls back to the last periodic evaluation. None for a policy before its first update.
         """
         mine = [
             e for e in self.evaluations if e.which == which and (e.cloned or e.gradient_updates)
@@ -50,9 +50,9 @@ class RunRecords:
     def beside(
         self, which: str, other: str
     ) -> tuple[EvaluationResult, EvaluationResult, Comparison] | None:
-        """Two policies on the same scenes: the final ones, else those of the periodic evaluations.
+        """Compare two policies on the same scenes: final evaluations, else periodic ones.
 
-        None where they were not both evaluated there.
+        None if they were not both evaluated on them.
         """
         for seed_set in ("final", "periodic"):
             scenes = [e for e in self.evaluations if e.seed_set == seed_set]
@@ -62,14 +62,14 @@ class RunRecords:
         return None
 
     def learned_curve(self) -> list[EvaluationResult]:
-        """Return the periodic evaluations of what was learned, also while it was held back."""
+        """Return the learned policy's periodic evaluations, also while it was not deployed."""
         return [e for e in self.periodic() if not e.cloned]
 
     def deployed_curve(self) -> list[EvaluationResult]:
-        """Return what was deployed at each point of the learning curve.
+        """Return the deployed policy's evaluation at each point of the learning curve.
 
-        Where training held back what was learned, that is what learning began with, as it was
-        evaluated on the same scenes; left out where it was not.
+        While training had not deployed the learned policy, this is the initial policy's evaluation
+        on the same scenes. The point is left out if there is none.
         """
         start = next((e for e in self.periodic() if e.cloned), None)
         acted = []
@@ -81,7 +81,7 @@ class RunRecords:
         return acted
 
     def work(self) -> str:
-        """The attempts of `robot-rl run` in words; empty where it made none."""
+        """The attempts of `robot-rl run` as text; empty if there were none."""
         if not self.attempts:
             return ""
         made = [each for each in self.attempts if each["interrupted"] is None]
@@ -94,14 +94,14 @@ class RunRecords:
         )
 
     def periodic(self) -> list[EvaluationResult]:
-        """Return the evaluations of the learning curve, the cloned policy's at step 0 included."""
+        """Return the evaluations of the learning curve, including the cloned policy's at step 0."""
         return [e for e in self.evaluations if e.seed_set == "periodic"]
 
 
 class PolicyInputs(NamedTuple):
-    """The observations of a schema that a policy sees, and the others, in the schema's order.
+    """The observations of a schema that a policy sees, and the rest, in schema order.
 
-    The last command is in neither: it is no observation of the robot.
+    The last command is in neither: it is not an observation of the robot.
     """
 
     seen: tuple[str, ...]
@@ -109,24 +109,24 @@ class PolicyInputs(NamedTuple):
 
     @classmethod
     def of(cls, observed: Collection[str], schema: RowSchema) -> PolicyInputs:
-        """Sort the columns of a schema by whether a policy sees them: `observed`."""
+        """Split a schema's columns into `observed`, which the policy sees, and the rest."""
         names = [name for name in schema.observation_names if name != LAST_COMMAND]
         seen = tuple(name for name in names if name in observed)
         return cls(seen, tuple(name for name in names if name not in observed))
 
     @property
     def pictures(self) -> bool:
-        """Whether pictures or point clouds are among what it sees."""
+        """Whether the policy sees images or point clouds."""
         return any(name.startswith(("images/", "points/")) for name in self.seen)
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the inputs as one line."""
         left = f", and leaves out {', '.join(self.left_out)}" if self.left_out else ", which is all"
         return f"the policy sees {', '.join(self.seen) or 'nothing'}{left}"
 
 
 def rolling_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of the last `window` values at each position; fewer at the beginning."""
+    """Mean of the last `window` values at each position; fewer values at the start."""
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64))])
     stop = np.arange(1, len(values) + 1)
     start = np.maximum(stop - window, 0)
@@ -135,9 +135,9 @@ def rolling_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[float, float]]:
-    """Share of steps that an operator took, over the last `window` episodes at each one's end.
+    """Fraction of operator steps over the last `window` episodes, at each episode's end.
 
-    Gives environment steps and share in [0, 1]; nothing where nobody ever intervened.
+    Returns environment steps and fraction in [0, 1]; empty if there were no interventions.
     """
     counted = [e for e in episodes if "intervened_steps" in e and e.get("length")]
     if not any(e["intervened_steps"] for e in counted):
@@ -153,11 +153,11 @@ def read_run(run: RunDirectory) -> RunRecords:
 
     Raises:
         RunError: A line of a record is damaged.
-        StatisticsError: A line of `evaluations.jsonl` is no evaluation.
+        StatisticsError: A line of `evaluations.jsonl` is not an evaluation.
     """
     evaluations = map(EvaluationResult.from_json, run.read_jsonl("evaluations"))
     summary: Record = {}
-    with suppress(RunError):  # a broken one is no end of the run
+    with suppress(RunError):  # a damaged one does not fail the run
         summary = run.read_summary()
     return RunRecords(
         summary=summary,
@@ -171,9 +171,9 @@ def read_run(run: RunDirectory) -> RunRecords:
 
 
 def inputs_of(run: RunDirectory, dataset: str | None) -> PolicyInputs | None:
-    """The inputs of a run's policy, among the observations of its first recorded episodes.
+    """Return the inputs of a run's policy, from the schema of its first recorded episodes.
 
-    None where the run has no policy, or no longer the episodes.
+    None if the run has no policy, or no longer has the episodes.
     """
     folder = next((run.path / n / "policy" for n in (CLONED, UNTRAINED) if run.has_folder(n)), None)
     schema = recorded_schema(run, dataset)
@@ -184,7 +184,7 @@ def inputs_of(run: RunDirectory, dataset: str | None) -> PolicyInputs | None:
 
 
 def recorded_schema(run: RunDirectory, dataset: str | None) -> RowSchema | None:
-    """The schema of the first episodes that a run has recorded; None where it has none."""
+    """Return the schema of the first episodes that a run recorded; None if it has none."""
     given = [Path(dataset)] if dataset else []
     for path in (*given, run.demonstrations, run.exploration):
         if path.exists():

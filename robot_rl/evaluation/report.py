@@ -1,6 +1,6 @@
-"""The report of one run: `report.html`, one file that opens anywhere, prints, and needs no network.
+"""The report of one run: `report.html`, a single printable file that works offline.
 
-It is made at the end of training, of the summary and of what the processes of the run have written.
+`train` writes it at the end, from the summary and the records of the run's processes.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ _NOT_METRICS = {"environment_steps", "gradient_updates"}
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write `report.html` of a run that has its summary into its directory; see `read_run`.
+    """Write `report.html` into a run that has its summary; see `read_run`.
 
-    Returns its path; an older one is replaced as a whole.
+    Returns its path. An older report is replaced atomically.
     """
     return write_page(run.path / "report.html", "report.html.jinja", _content(run))
 
 
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
-    """Render a template and write it to `path`, replacing an older page as a whole.
+    """Render a template and write it to `path`, atomically replacing an older page.
 
-    The template is a file beside this one that extends `page.html.jinja`; `title` and `subtitle`
-    are among what it shows.
+    The template is a file in this folder that extends `page.html.jinja` and shows at least `title`
+    and `subtitle`.
     """
     environment = Environment(
         loader=FileSystemLoader(str(resources.files(__package__))),
@@ -107,7 +107,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
 
 
 def _notes(directory: RunDirectory, run: RunRecords) -> Iterator[str]:
-    """What a reader should know before the figures: what went wrong, and what people did."""
+    """Notes to read before the figures: problems, and operator involvement."""
     if inputs := run.summary.get("inputs"):
         yield f"{PolicyInputs(**inputs)}."
     if steps := run.summary["worse_than_start"]:
@@ -159,7 +159,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def _policies(run: RunRecords) -> list[dict[str, str]]:
-    """The policies of the headline in the order of their making, with the run's verdict on each."""
+    """The policies of the headline in the order they were made, with the run's verdict on each."""
     shown = []
     for kind, name, title in _HEADLINE:
         result = run.final(name)
@@ -186,7 +186,7 @@ def _success(result: EvaluationResult | None) -> dict[str, str]:
 def _figures(run: RunRecords) -> list[tuple[str, str]]:
     summary = run.summary
     confirmed, seconds = summary["steps_to_97"], summary["mean_seconds_to_success"]
-    measured = len(run.learned_curve()) > 1  # it takes two in a row
+    measured = len(run.learned_curve()) > 1  # confirmation takes two in a row
     missed = "not reached" if measured else "not measured"
     steps = ["gathered_steps"] if summary.get("gathered_steps") else []
     steps += ["environment_steps"] if run.episodes or not steps else []
@@ -206,8 +206,8 @@ def _learning_curve(run: RunRecords) -> Markup | None:
     curve = run.learned_curve()
     steps, won = _columns(run.episodes, "success")
     if not (curve or steps) or any(e.mean_return is not None for e in curve):
-        return None  # where no success is counted, the table has the returns
-    # The first means would be of few episodes and jump.
+        return None  # without a success count, the table shows the returns
+    # The first means cover too few episodes and jump.
     full = max(0, min(_ROLLING_EPISODES, len(won)) - 1)
     rolling = rolling_mean(won, _ROLLING_EPISODES)
     training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
@@ -220,7 +220,7 @@ def _learning_curve(run: RunRecords) -> Markup | None:
 
 
 def _held_back(run: RunRecords) -> bool:
-    """Whether training ever held back what was learned."""
+    """Whether training ever withheld the learned policy from deployment."""
     return any(e.deployed is False for e in run.periodic())
 
 
@@ -244,7 +244,7 @@ def _charts(run: RunRecords) -> list[dict[str, Any]]:
 
 
 def _metrics(learner: Sequence[Record]) -> Iterator[tuple[str, list[Series]]]:
-    """Group the learner's numbers: Q values share a chart, every other metric has its own."""
+    """Group the learner's metrics: Q values share a chart, every other metric has its own."""
     names = {k for r in learner for k, v in r.items() if type(v) in (int, float)} - _NOT_METRICS
     groups: dict[str, list[str]] = {}
     # Losses come first.
@@ -256,7 +256,7 @@ def _metrics(learner: Sequence[Record]) -> Iterator[tuple[str, list[Series]]]:
 
 
 def _columns(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
-    """Environment steps, and the numbers of that name."""
+    """Environment steps and values of the metric `name`."""
     known = [r for r in records if isinstance(r.get(name), int | float)]
     return [float(r["environment_steps"]) for r in known], [float(r[name]) for r in known]
 
@@ -267,7 +267,7 @@ def _words(name: str) -> str:
 
 
 def _taken(found: Record) -> list[tuple[str, str]]:
-    """Say what the learner has taken where the configuration may leave it open."""
+    """Values that the learner chose for settings the configuration may leave open."""
     if not found:
         return []
     bounds, share = found["value_range"], found.get("hindsight_share", 0.0)
@@ -280,7 +280,7 @@ def _taken(found: Record) -> list[tuple[str, str]]:
 
 
 def _facts(machine: Record) -> list[tuple[str, str]]:
-    """Say on what the run was made."""
+    """The machine and software that the run was made with."""
     facts = [(_words(str(k)), str(v)) for k, v in machine.items()]
     return [*facts, ("Packages", ", ".join(f"{n} {package_version(n)}" for n in _PACKAGES))]
 

@@ -1,4 +1,4 @@
-"""The report of a success classifier: figures on held-out episodes, and what it takes for what."""
+"""The report of a success classifier: metrics on held-out episodes, and its mistakes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _PICTURES = 6
 
 @dataclass(frozen=True)
 class RewardRecord:
-    """A trained classifier and what is known of it."""
+    """A trained classifier and its validation."""
 
     trained: TrainedClassifier  # the classifier
-    validation: Validation  # how it does on held-out episodes
-    warnings: Sequence[str]  # why it should not be trusted yet, if so
-    limits: Limits  # what its threshold was chosen for
-    training_episodes: int  # episodes that it was trained on
-    training_positives: int  # frames of success in them
-    validation_episodes: int  # episodes that calibration and threshold were chosen on
-    tested_on: str  # recording that `validation` is of
-    separate_test: bool  # whether that recording had no part in training or in any choice
+    validation: Validation  # metrics on held-out episodes
+    warnings: Sequence[str]  # reasons not to trust it yet, if any
+    limits: Limits  # limits that its threshold was chosen for
+    training_episodes: int  # number of training episodes
+    training_positives: int  # success frames in them
+    validation_episodes: int  # episodes used for calibration and threshold
+    tested_on: str  # the recording that `validation` is computed on
+    separate_test: bool  # whether that recording was used for neither training nor any choice
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the weights."""
+        """Return everything except the weights."""
         return {
             "task": self.trained.task,
             "version": self.trained.version,
@@ -51,7 +51,7 @@ class RewardRecord:
         }
 
     def __str__(self) -> str:
-        """Say the result in a few lines, as `robot-rl train-reward` prints it."""
+        """Return the result in a few lines, as `robot-rl train-reward` prints it."""
         result = self.validation
         seen = result.true_positives + result.false_negatives
         early, missed = result.early_episodes, result.missed_episodes
@@ -70,7 +70,7 @@ def write_reward_report(
 ) -> Path:
     """Write `reward.html` into a run directory.
 
-    `examples` is the held-out recording, for pictures; `scored` its episodes, with probabilities.
+    `examples` is the held-out recording, for images; `scored` its episodes with probabilities.
     """
     decision, result = record.trained.decision, record.validation
     cameras = ", ".join(name.removeprefix("images/") for name in examples.cameras)
@@ -104,7 +104,7 @@ def write_reward_report(
 def _galleries(
     examples: Examples, scored: Sequence[Scored], threshold: float
 ) -> list[dict[str, Any]]:
-    """Pictures of what is taken for what, the most telling ones first."""
+    """Images of mistakes and correct results, the most telling ones first."""
     frames = [
         (float(e.scores[row]), bool(e.labels.positive[row]), e.index, row)
         for e in scored
@@ -126,7 +126,7 @@ def _galleries(
 def _pictures(
     examples: Examples, frames: Iterable[tuple[float, bool, int, int]]
 ) -> Iterable[dict[str, str]]:
-    """One picture of each of the first episodes: all cameras side by side."""
+    """One image of each of the first episodes, all cameras side by side."""
     shown: set[int] = set()
     for probability, _, index, row in frames:
         if index in shown:

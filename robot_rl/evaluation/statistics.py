@@ -1,4 +1,4 @@
-"""Success counts with exact intervals, and the summaries that `evaluations.jsonl` holds."""
+"""Success rates with exact confidence intervals, and the records in `evaluations.jsonl`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import numpy.typing as npt
 from robot_rl.data.intervals import StatisticsError, clopper_pearson
 from robot_rl.run import CLONED_POLICY, LEARNED_POLICY, POLICIES
 
-# One-sided level of the comparisons of a whole run.
+# One-sided significance level for all comparisons of a run together.
 NOISE_LEVEL = 0.05
 THRESHOLD = 0.97  # success rate that counts as solved
-# Of the beta distribution over a coin's bias: larger is quicker to see small biases.
+# Parameter of the symmetric beta prior over a coin's bias: larger detects small biases sooner.
 _PRIOR = 2.0
 
 
 def first_confirmed(
     results: Sequence[EvaluationResult], threshold: float = THRESHOLD
 ) -> int | None:
-    """Environment steps of the first of two evaluations in a row with a success rate."""
+    """Return the environment steps of the first of two consecutive evaluations at the threshold."""
     for one, following in itertools.pairwise(results):
         if min(one.success_rate, following.success_rate) >= threshold:
             return one.environment_steps
@@ -35,26 +35,27 @@ def first_confirmed(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A policy, such as the learned one, beside another, such as the cloned, in the same scenes.
+    """Paired comparison of two policies, such as learned against cloned, in the same scenes.
 
-    Only scenes in which one of the two did better tell them apart. If the two are equally good,
-    either is as likely to be that one: an exact sign test, which here is McNemar's (Psychometrika
-    12, 1947). Where one looks after each scene, and stops when the answer is there, what counts is
-    how likely fair coins ever look so unfair.
+    Only scenes that exactly one policy solved (or did better in) carry information. If the policies
+    are equally good, each is equally likely to win such a scene: an exact sign test, here McNemar's
+    test (Psychometrika 12, 1947). When the comparison is checked after every scene and may stop
+    early, the p-value is the probability that a fair coin ever looks this unfair.
     """
 
-    lost: int  # scenes in which the other did better: that it alone has solved
+    lost: int  # scenes in which the other policy did better: only the other solved them
     won: int  # scenes in which this policy did better
-    level: float = NOISE_LEVEL  # chance at or below which a difference is no noise
-    # Most scenes that there may be, fixed before, where one looks after each of them; 0 where one
-    # looks once.
+    level: float = NOISE_LEVEL  # a p-value at or below this is significant
+    # Maximum number of scenes, fixed in advance, for a test after every scene; 0 for a single test
+    # at the end.
     most: int = 0
 
     @property
     def chance(self) -> float:
-        """Chance of a difference as large between equally good policies.
+        """The p-value: probability of a difference this large between equally good policies.
 
-        In this direction where one looks once; ever, and in either, where one looks after each.
+        One-sided for a single test. For a test after every scene: two-sided, and at any time within
+        `most` scenes.
         """
         if self.most:
             return _chance_of_ever(max(self.lost, self.won), min(self.lost, self.won), self.most)
@@ -64,23 +65,24 @@ class Comparison:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether one of the two is better."""
+        """Whether the difference is significant."""
         return self.chance <= self.level
 
     @property
     def better(self) -> bool:
-        """Whether this policy is better beyond noise."""
+        """Whether this policy is significantly better."""
         return self.won > self.lost and self.beyond_noise
 
     @property
     def worse(self) -> bool:
-        """Whether this policy is worse beyond noise."""
+        """Whether this policy is significantly worse."""
         return self.lost > self.won and self.beyond_noise
 
     def settled(self, scenes: int) -> bool:
-        """Whether more scenes than these cannot change what is known, where one looks after each.
+        """Whether more scenes cannot change the result of a test after every scene.
 
-        A policy is better, or neither would be if it won all that are left.
+        True if the difference is significant, or if neither policy could make it so by winning all
+        remaining scenes.
         """
         left = self.most - scenes
         ends = (replace(self, lost=self.lost + left), replace(self, won=self.won + left))
@@ -88,7 +90,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Comparison:
-        """Read it from a line of `robot-rl compare`, or raise `StatisticsError`."""
+        """Read the comparison from a line of `robot-rl compare`, or raise `StatisticsError`."""
         try:
             return msgspec.convert(record.get("comparison"), cls)
         except msgspec.ValidationError as error:
@@ -97,7 +99,7 @@ class Comparison:
             ) from error
 
     def __str__(self) -> str:
-        """Say it in words, for the display."""
+        """Return the result as text for display."""
         return (
             f"of the same scenes it lost {self.lost} that the other policy solves and won"
             f" {self.won} (sign test, p = {self.chance:.2g})"
@@ -106,19 +108,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of detector and operator for the episodes of an attended robot."""
+    """Success labels of the detector and the operator for the episodes of an attended robot."""
 
-    # Episodes that the detector, or another reward source, called a success; None where only the
-    # operator judges.
+    # Episodes that the detector, or another reward source, labelled a success; None if only the
+    # operator labels.
     detector_successes: int | None
-    operator_successes: int  # those that the operator called so, also after their end
-    operator_failures: int  # those that the operator called a failure
-    # Numbers of the episodes, from 0, of which the two said different things.
+    operator_successes: int  # labelled a success by the operator, also after the end
+    operator_failures: int  # labelled a failure by the operator
+    # Numbers of the episodes, from 0, on which detector and operator disagree.
     disputed: tuple[int, ...]
 
     @classmethod
     def of(cls, episodes: Sequence[Mapping[str, Any]]) -> Labels | None:
-        """Count them in the facts of episodes; None where no operator was there."""
+        """Count the labels in the episodes' facts; None if no operator was present."""
         if not any("operator_success" in facts for facts in episodes):
             return None
         said = [facts.get("operator_success") for facts in episodes]
@@ -129,7 +131,7 @@ class Labels:
         return cls(detected, said.count(True), said.count(False), disputed)
 
     def __str__(self) -> str:
-        """Say it in words; empty where the operator said nothing."""
+        """Return the counts as text; empty if the operator labelled no episode."""
         judged = self.operator_successes + self.operator_failures
         if not judged:
             return ""
@@ -143,23 +145,24 @@ class Labels:
 
 @functools.lru_cache(maxsize=65536)
 def _chance_of_ever(more: int, fewer: int, most: int) -> float:
-    """Chance that a fair coin, thrown up to `most` times, ever looks as unfair as it does here.
+    """Return the probability that a fair coin ever looks this unfair within `most` tosses.
 
-    How unfair it looks is its likelihood ratio against a coin of unknown bias (the prior is a
-    symmetric beta distribution): a martingale, whose maximum Ville's inequality bounds. As the
-    number of throws is bounded, the chance is counted instead, over all walks; so none of the level
-    is wasted, and one may stop at any throw. The sides came up `more` and `fewer` times.
+    The measure of unfairness is the likelihood ratio against a coin of unknown bias (symmetric beta
+    prior). It is a martingale, so Ville's inequality bounds its maximum. Because the number of
+    tosses is bounded, this function instead sums over all walks, which gives the exact probability:
+    the test uses the whole level and may stop at any toss. The sides came up `more` and `fewer`
+    times.
     """
-    from scipy.special import gammaln  # late: only evaluation and reports pay for its import
+    from scipy.special import gammaln  # late import: only evaluation and reports need it
 
     def evidence(one: npt.ArrayLike, other: npt.ArrayLike) -> Any:
         one, other = np.add(one, _PRIOR), np.add(other, _PRIOR)
         return gammaln(one) + gammaln(other) - gammaln(one + other) + (one + other) * math.log(2)
 
-    seen = evidence(more, fewer) - 1e-9  # rounding
+    seen = evidence(more, fewer) - 1e-9  # margin for rounding
     if evidence(0, 0) >= seen:
         return 1.0
-    # Of the walks that go on: the fewest heads, and the probability of these, one more, and so on.
+    # Walks still below the bound: the fewest heads, then the probability of each number of heads.
     ever, fewest, walks = 0.0, 0, np.ones(1)
     for throws in range(1, most + 1):
         walks = (np.append(walks, 0.0) + np.append(0.0, walks)) / 2
@@ -172,92 +175,93 @@ def _chance_of_ever(more: int, fewer: int, most: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """One line of `evaluations.jsonl`: the success of one policy over one set of episodes."""
+    """One line of `evaluations.jsonl`: the success rate of one policy over a set of episodes."""
 
-    environment_steps: int  # training steps that the policy has seen; the cloned one has seen none
-    gradient_updates: int  # updates that produced the policy
+    environment_steps: int  # training steps behind the policy; 0 for the cloned policy
+    gradient_updates: int  # gradient updates that produced the policy
     policy: str  # kind of the policy, such as diffusion or residual
     episodes: int  # number of episodes
-    successes: int  # successful ones
-    success_rate: float  # their ratio
-    confidence_low: float  # lower bound of the exact 95 % interval
+    successes: int  # number of successful episodes
+    success_rate: float  # successes / episodes
+    confidence_low: float  # lower bound of the exact 95 % confidence interval
     confidence_high: float  # upper bound
-    mean_seconds_to_success: float | None  # task time, averaged over the successful episodes
-    longest_success_run: int  # longest run of successes in the order of the seeds
-    seed_set: Literal["periodic", "final"]  # seeds of the periodic or of the final evaluation
-    first_seed: int  # the first of them; each later episode has the next
-    wall_seconds: float  # how long the evaluation took
-    failures: tuple[int, ...]  # numbers of the failed episodes in the order of the seeds, from 0
-    # Whether the policy is a checkpoint that training held back, so that what it began with acted.
+    mean_seconds_to_success: float | None  # task time, mean over the successful episodes
+    longest_success_run: int  # longest run of successes in seed order
+    seed_set: Literal["periodic", "final"]  # periodic or final evaluation
+    first_seed: int  # seed of the first episode; later episodes count up by 1
+    wall_seconds: float  # duration of the evaluation
+    failures: tuple[int, ...]  # numbers of the failed episodes, from 0 in seed order
+    # Whether training had not deployed this checkpoint, so that the policy it started with acted.
     held_back: bool = False
-    # Of a checkpoint that is evaluated while the run trains: whether it is deployed so far. If not,
-    # training holds it back, and what learning began with is. None for other evaluations.
+    # Whether a checkpoint evaluated during training is deployed at that time. If not, the policy
+    # that learning started with stays deployed. None for other evaluations.
     deployed: bool | None = None
-    # Which of the run's `POLICIES` it was, or where its checkpoint lies; None: its steps say which.
+    # Which of the run's `POLICIES`, or the path of its checkpoint. None: `environment_steps`
+    # decides.
     policy_name: str | None = None
-    # How many attempts were made again, and none of them is among the episodes: those that the
-    # robot has "cut", and by word those that the operator took back.
+    # Number of repeated attempts by reason: "cut" by the robot, or the operator event that
+    # discarded them. They are not among the episodes.
     made_again: dict[str, int] = field(default_factory=dict)
-    operated: int = 0  # episodes in which a person drove; none of them is a success
-    labels: Labels | None = None  # of detector and operator; None where no operator was there
-    # The simulated robot's, with values that are other than its file's; None for another robot,
-    # which has none.
+    operated: int = 0  # episodes in which a person drove; never a success
+    labels: Labels | None = None  # of detector and operator; None if no operator was present
+    # Domain of the simulated robot, with values that differ from its file; None for robots without
+    # domains.
     domain: str | None = None
-    # The task, and with the robot what makes the scene of a seed: values by dotted key, as they are
-    # typed. None and empty in the records of older versions.
+    # The task, and the settings that together with the robot determine a seed's scene, by dotted
+    # key in override syntax. None and empty in records of older versions.
     task: str | None = None
     scenes: dict[str, Any] = field(default_factory=dict)
-    # Beside the cloned policy's evaluation, where there is one of these scenes.
+    # Comparison with the cloned policy's evaluation, if that covers the same scenes.
     against_cloned: Comparison | None = None
-    # Sum of an episode's rewards, averaged, where the environment counts no success; else None.
+    # Mean return per episode if the environment reports no success; else None.
     mean_return: float | None = None
 
     @property
     def cloned(self) -> bool:
-        """Whether nothing was learned on top of it online: it is the clone, or begins a curve."""
+        """Whether no online learning is behind the policy: the clone, or the start of a curve."""
         return self.environment_steps == 0
 
     @property
     def which(self) -> str:
-        """Which of the run's `POLICIES` it was, or where its checkpoint lies."""
+        """Which of the run's `POLICIES` it is, or the path of its checkpoint."""
         return self.policy_name or (CLONED_POLICY if self.cloned else LEARNED_POLICY)
 
     @property
     def name(self) -> str:
-        """Which policy it was, and how far it had come."""
+        """Display name of the policy, with its environment steps."""
         after = "" if self.cloned else f" after {self.environment_steps:,} steps"
         name = f"the {self.which} policy" if self.which in POLICIES else self.which
         return f"{name} ({self.policy}){after}"
 
     @property
     def score(self) -> tuple[int, float]:
-        """Orders policies on the same scenes: by successes; where none is counted, by return."""
+        """Sort key for policies on the same scenes: successes, or the return if uncounted."""
         return self.successes, self.mean_return or 0.0
 
     @property
     def count(self) -> str:
-        """Its number of successes; where no success is counted, its mean return."""
+        """Number of successes as text, or the mean return if no success is counted."""
         if self.mean_return is not None:
             return f"no success counted, mean return {self.mean_return:.4g}"
         return f"{self.successes} of {self.episodes}"
 
     @property
     def rate(self) -> str:
-        """The share that succeeded, or the mean return."""
+        """Success rate as text, or the mean return."""
         if self.mean_return is not None:
             return f"return {self.mean_return:.4g}"
         return f"{100 * self.success_rate:.1f} %"
 
     @property
     def interval(self) -> str:
-        """The bounds of the share that succeeds; empty where no success is counted."""
+        """Confidence interval of the success rate as text; empty if no success is counted."""
         if self.mean_return is not None:
             return ""
         return f"{100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %"
 
     @property
     def conduct(self) -> str:
-        """Repeated attempts, interventions and labels in words; empty where there were none."""
+        """Repeated attempts, interventions and labels as text; empty if there were none."""
         again = ", ".join(f"{count} {why}" for why, count in self.made_again.items())
         parts = (
             again and f"{sum(self.made_again.values())} attempts made again ({again})",
@@ -267,13 +271,13 @@ class EvaluationResult:
         return ", ".join(filter(None, map(str, filter(None, parts))))
 
     def beside(self, cloned: EvaluationResult, looks: int = 1) -> Comparison | None:
-        """Compare its successes with those of the cloned policy's evaluation.
+        """Compare this evaluation with the cloned policy's evaluation.
 
-        None where they share no scene, or count no success: how far returns differ by chance is not
-        known here.
+        Returns None if they share no scene or count no success: there is no noise model for
+        returns.
 
-        The run is looked at `looks` times: each look has its share of the level, so that all of
-        them together call a policy that is as good worse in one run of twenty.
+        The run is tested `looks` times, each at level / `looks` (Bonferroni). All tests together
+        call an equally good policy worse in at most 1 of 20 runs.
         """
         first = max(self.first_seed, cloned.first_seed)
         end = min(self.first_seed + self.episodes, cloned.first_seed + cloned.episodes)
@@ -292,9 +296,9 @@ class EvaluationResult:
         """Summarise finished episodes.
 
         Args:
-            successes: (n,) bool in the order of the seeds, n >= 1.
+            successes: (n,) bool in seed order, n >= 1.
             seconds: (n,) task time of each episode, from reset to success.
-            **facts: Attributes that do not follow from these.
+            **facts: The remaining attributes.
         """
         won = np.asarray(successes, np.bool_)
         duration = np.asarray(seconds, np.float64)
@@ -314,12 +318,12 @@ class EvaluationResult:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of this line, equal to what is read back from it."""
+        """Return this line's JSON object; `from_json` restores an equal result."""
         return dict(msgspec.json.decode(msgspec.json.encode(self)))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> EvaluationResult:
-        """Read a JSON object, or raise `StatisticsError`; keys that are not known are ignored."""
+        """Read a JSON object and ignore unknown keys; `StatisticsError` if it is invalid."""
         try:
             return msgspec.convert(dict(content), cls)
         except msgspec.ValidationError as error:
@@ -329,7 +333,7 @@ class EvaluationResult:
             ) from error
 
     def __str__(self) -> str:
-        """Say the result in one line, as `robot-rl evaluate` prints it."""
+        """Return the result as one line, as `robot-rl evaluate` prints it."""
         time = self.mean_seconds_to_success
         domain = f", domain {self.domain}" if self.domain else ""
         conduct = f", {self.conduct}" if self.conduct else ""
@@ -347,6 +351,6 @@ class EvaluationResult:
 
 
 def worse_than_start(results: Sequence[EvaluationResult]) -> list[int]:
-    """Environment steps of evaluations worse, beyond noise, than what learning began with."""
+    """Return the steps of evaluations significantly worse than the start of learning."""
     compared = [(r.environment_steps, r.against_cloned) for r in results]
     return [steps for steps, comparison in compared if comparison and comparison.worse]

@@ -1,4 +1,4 @@
-"""Short films of a policy's episodes, its failures first. Needs the package `av`."""
+"""Short videos of a policy's episodes, failures first. Needs the package `av`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from robot_rl.processes.files import replace_text
 
 Picture = npt.NDArray[np.uint8]
 
-# What comes of a full disk, or of a package `av` without the codec.
+# Raised for a full disk, or a package `av` without the codec.
 WRITE_ERRORS = (OSError, av.FFmpegError, UnknownCodecError)
 _CODEC, _OPTIONS = "libx264", {"crf": "26", "preset": "veryfast"}
-# A browser shows an ended episode for a moment before it begins again.
+# Still time after an episode's end, before the browser restarts the video.
 _STILL_SECONDS = 0.7
 
 
@@ -38,39 +38,39 @@ class Filmable(Protocol):
     """A robot that can be filmed."""
 
     def picture(self) -> Picture:
-        """The present view of a bystander: uint8 (height, width, 3) RGB, even height and width."""
+        """Return the current view of a bystander: uint8 (H, W, 3) RGB, H and W even."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The film of one episode."""
+    """The video of one episode."""
 
     file: str  # name of the MP4 file
-    seed: int  # the episode's
+    seed: int  # seed of the episode
     success: bool  # whether the goal was reached
     seconds: float  # length of the episode on the environment's clock
 
 
 class _Camera(Watcher):
-    """Takes a picture at every observation of the newest episode."""
+    """Records an image at every observation of the latest episode."""
 
     def __init__(self, robot: Filmable) -> None:
         self._robot = robot
         self.pictures: list[Picture] = []
 
     def began(self, observation: Observation, info: dict[str, Any]) -> None:
-        """Begin a new film."""
+        """Start a new video."""
         self.pictures = [self._robot.picture()]
 
     def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
-        """Take a picture."""
+        """Record an image."""
         self.pictures.append(self._robot.picture())
 
 
 def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path) -> Iterator[Clip]:
-    """Run a policy's best guess from some seeds and film it, in files `<seed>.mp4` of a folder.
+    """Run a policy's best guess from some seeds and record videos `<seed>.mp4` in a folder.
 
-    Where the environment's robot is not `Filmable`, nothing is filmed.
+    Nothing is recorded if the environment's robot is not `Filmable`.
     """
     if not isinstance(env.robot, Filmable):
         return
@@ -86,7 +86,7 @@ def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path
 
 
 def write_video(path: Path, pictures: Iterable[Picture], rate: Fraction) -> None:
-    """Write pictures of one even size as an MP4 file (H.264), so many a second."""
+    """Write images of one even size as an MP4 file (H.264) at `rate` frames a second."""
     shown = list(pictures)
     shown += shown[-1:] * round(_STILL_SECONDS * rate)
     with av.open(str(path), "w", format="mp4") as container:
@@ -100,9 +100,9 @@ def write_video(path: Path, pictures: Iterable[Picture], rate: Fraction) -> None
 
 
 def chosen_seeds(first: int, failures: Iterable[int], episodes: int, count: int) -> list[int]:
-    """So many seeds worth watching: the first failures, then successes of an evaluation.
+    """Return `count` seeds worth watching: the first failures, then successes of an evaluation.
 
-    It had so many episodes from the seed `first` on; those of the numbers `failures` have failed.
+    The evaluation ran `episodes` episodes from seed `first`; `failures` are numbers of failed ones.
     """
     failed = list(failures)[: max(1, count - 1)]
     others = (number for number in range(episodes) if number not in set(failed))
@@ -111,7 +111,7 @@ def chosen_seeds(first: int, failures: Iterable[int], episodes: int, count: int)
 
 
 def save_clips(clips: Iterable[Clip], folder: Path) -> None:
-    """Write down which film shows what, for the report; an older list is replaced at once."""
+    """Write the list of videos for the report; an older list is replaced atomically."""
     facts = [asdict(clip) for clip in clips]
-    folder.mkdir(parents=True, exist_ok=True)  # without a film nobody has made it
+    folder.mkdir(parents=True, exist_ok=True)  # missing if no video was recorded
     replace_text(folder / CLIPS, json.dumps(facts, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""ROS 2: a robot on topics, nodes over drivers, and what turns messages into arrays and back.
+"""ROS 2: a robot on topics, device nodes, and conversions between messages and arrays.
 
-The only package of robot_rl that imports rclpy. Names and units of topics are in docs/topics.md.
+The only package of robot_rl that imports rclpy. docs/topics.md lists topic names and units.
 """

@@ -1,4 +1,4 @@
-"""Whether a device is connected, and how fresh its measurements are."""
+"""Connection state of a device, and freshness of its measurements."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from robot_rl.errors import RobotRLError, described
 CLOSED, CONNECTING, CONNECTED, WAITING = "closed", "connecting", "connected", "waiting"
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 10.0
 _SMOOTHING = 0.05
-# A stamp that is further back than this means that a clock was set.
+# A stamp that goes back further than this means that a clock was set.
 _JUMP_NS = 1_000_000_000
-_CLOSE_S = 5.0  # longest wait for a `connect` that is under way
+_CLOSE_S = 5.0  # longest wait for a running `connect`
 
 
 class DeviceConnection:
     """Keeps a driver's device connected: in the background, and again after each failure.
 
-    All methods but the driver's `connect` run in the caller's thread.
+    Everything except the driver's `connect` runs in the caller's thread.
 
     Attributes:
-        state: `closed`, `connecting`, `connected` or `waiting` (to connect again).
-        fault: What is wrong, None while nothing is.
-        news: A fault to log; the caller sets it to None.
+        state: `closed`, `connecting`, `connected` or `waiting` (to reconnect).
+        fault: The current problem, or None.
+        news: A fault to log; the caller resets it to None.
     """
 
     def __init__(self, driver: Any, patience_s: float) -> None:
@@ -34,23 +34,23 @@ class DeviceConnection:
         self.fault: str | None = None
         self.news: str | None = None
         self._patience = patience_s
-        # Result of the connecting thread; cancelled where that has to close the driver.
+        # Result of the connecting thread; if cancelled, that thread must close the driver.
         self._attempt: Future[BaseException | None] | None = None
         self._delay = _FIRST_DELAY
         self._next = 0.0
         self._failing_since: float | None = None
 
     def begin(self) -> None:
-        """Begin to connect in a thread of its own."""
+        """Start connecting in a separate thread."""
         self._attempt = Future()
         self.state = CONNECTING
         Thread(target=self._connect, args=[self._attempt], name="connect", daemon=True).start()
 
     def update(self) -> bool:
-        """Go on with connecting; returns whether the device is connected.
+        """Advance the connection; returns whether the device is connected.
 
-        Raises an error of `connect` that is no `RobotRLError`: trying again does not help against
-        a bug in the driver.
+        Raises any error of `connect` other than `RobotRLError`: a retry does not help against a
+        driver bug.
         """
         if self._attempt is not None and self._attempt.done():
             problem, self._attempt = self._attempt.result(), None
@@ -66,7 +66,7 @@ class DeviceConnection:
         return self.state == CONNECTED
 
     def failed(self, error: RobotRLError) -> None:
-        """Note that the connected device failed; after `patience_s` it is connected again."""
+        """Report a failure of the connected device; after `patience_s` it is reconnected."""
         now = time.monotonic()
         self._note(str(error))
         if self._failing_since is None:
@@ -75,13 +75,13 @@ class DeviceConnection:
             self._wait()
 
     def succeeded(self) -> None:
-        """Note that the device works."""
+        """Report that the device works."""
         self.fault, self._failing_since, self._delay = None, None, _FIRST_DELAY
 
     def close(self) -> None:
-        """Close the device; waits up to 5 s for a `connect` that is under way.
+        """Close the device; waits up to 5 s for a running `connect`.
 
-        A `connect` that hangs longer closes the device itself, if it ever returns.
+        A `connect` that takes longer closes the device itself, if it ever returns.
         """
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
@@ -96,11 +96,11 @@ class DeviceConnection:
         problem: BaseException | None = None
         try:
             self.driver.connect()
-        except BaseException as error:  # raised or reported by the owner's next update
+        except BaseException as error:  # the owner's next update raises or reports it
             problem = error
         try:
             attempt.set_result(problem)
-        except InvalidStateError:  # nobody waits any more
+        except InvalidStateError:  # cancelled by `close`
             self._close_driver()
 
     def _wait(self) -> None:
@@ -122,11 +122,11 @@ class DeviceConnection:
 
 
 class Freshness:
-    """Tells new measurements from repeated ones, and keeps their rate and age.
+    """Separates new measurements from repeated ones, and tracks their rate and age.
 
-    Ages are measured on the steady clock from when a measurement was seen first, so that a system
-    clock that is set does not make old data look new. From `stale_after_s` [s] on it is stale.
-    `warning` says what is odd about the stamps, or None.
+    Ages count from when a measurement was first seen, on the steady clock, so that setting the
+    system clock does not make old data look new. A measurement older than `stale_after_s` [s] is
+    stale. `warning` describes odd stamps, or is None.
     """
 
     def __init__(self, stale_after_s: float) -> None:
@@ -138,9 +138,10 @@ class Freshness:
         self._count = 0
 
     def is_new(self, stamp_ns: int) -> bool:
-        """Whether a measurement is another than the one before, which it then replaces.
+        """Whether a measurement differs from the previous one, which it then replaces.
 
-        A stamp before the last one is new too: a clock was set back. No stamp is a `RobotRLError`.
+        An earlier stamp also counts as new: a clock was set back. Raises `RobotRLError` without a
+        stamp.
         """
         if stamp_ns <= 0:
             raise RobotRLError(
@@ -163,7 +164,7 @@ class Freshness:
         return True
 
     def staleness(self) -> str | None:
-        """How old the newest measurement is, in words, where it is too old."""
+        """Describe the age of the latest measurement if it is too old, else return None."""
         age = time.monotonic() - self._seen
         if age <= self._stale_after:
             return None

@@ -1,8 +1,8 @@
-"""Messages ↔ NumPy, without a copy where the message allows it.
+"""Messages ↔ NumPy, without a copy if the message allows it.
 
-Units are SI, quaternions xyzw, as in ROS. What comes from a message is checked: a missing joint, a
-number that is not finite or an unknown encoding is a `MessageError` that names it; nothing that
-is missing ever becomes zero. Stamps are nanoseconds of the system clock since 1970.
+Units are SI, quaternions xyzw, as in ROS. Messages are checked: a missing joint, a non-finite
+number or an unknown encoding raises a `MessageError` that names it. Missing values are never
+replaced by zero. Stamps are nanoseconds of the system clock since 1970.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ _ENCODINGS: dict[str, tuple[str, int, bool]] = {
 
 
 class MessageError(RobotRLError):
-    """A message that does not hold what its topic promises."""
+    """A message whose content does not match its topic's specification."""
 
 
 def to_nanoseconds(stamp: Time) -> int:
-    """Nanoseconds of a stamp."""
+    """Convert a stamp to nanoseconds."""
     return int(stamp.sec) * _SECOND + int(stamp.nanosec)
 
 
 def header(stamp_ns: int, frame: str = BASE_FRAME) -> Header:
-    """The header of a measurement taken at `stamp_ns` [ns, system clock] in a frame."""
+    """Make the header of a measurement taken at `stamp_ns` [ns, system clock] in a frame."""
     seconds, rest = divmod(int(stamp_ns), _SECOND)
     return Header(stamp=Time(sec=seconds, nanosec=rest), frame_id=frame)
 
 
 def check_frame(message: Any, *names: str) -> bool:
-    """Whether a stamped message is in the frame that has one of these names, or `MessageError`.
+    """Whether a message specifies one of these names as its frame; `MessageError` for another.
 
-    One that names no frame says neither: that is False.
+    False if it specifies no frame.
     """
     frame = message.header.frame_id
     if frame and frame not in names:
@@ -79,10 +79,10 @@ def check_frame(message: Any, *names: str) -> bool:
 
 
 def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> Image:
-    """The message of a picture, taken at `stamp_ns` by a camera of this optical frame.
+    """Make the message of an image taken at `stamp_ns`, with the camera's optical frame.
 
-    It is uint8 (height, width, 3) RGB, or uint16 (height, width) or (height, width, 1) depth [mm];
-    else it is a `MessageError`.
+    The image is uint8 (height, width, 3) RGB, or uint16 (height, width) or (height, width, 1)
+    depth [mm]. Raises `MessageError` for any other array.
     """
     kind = (image.dtype.name, image.shape[2:] if image.ndim == 3 else ())
     encodings = {("uint8", (3,)): "rgb8", ("uint16", ()): "16UC1", ("uint16", (1,)): "16UC1"}
@@ -103,10 +103,10 @@ def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> 
 
 
 def image_array(message: Image) -> npt.NDArray[np.generic]:
-    """The picture of a message, which it shares its memory with where it can.
+    """Return the image of a message, sharing memory with it if possible.
 
-    It is uint8 (height, width, 3) RGB, or uint16 (height, width, 1) depth [mm]. An unknown encoding
-    is a `MessageError`, and so is data of another length than `step` says.
+    It is uint8 (height, width, 3) RGB, or uint16 (height, width, 1) depth [mm]. Raises
+    `MessageError` for an unknown encoding, or if the data length does not match `step`.
     """
     if message.encoding not in _ENCODINGS:
         raise MessageError(
@@ -146,18 +146,18 @@ def joint_state_message(
 
 
 def joint_positions(message: JointState, names: Sequence[str]) -> Vector:
-    """Positions (n,) of the joints `names`, in that order; `MessageError` names a missing one."""
+    """Return positions (n,) of the joints `names`, in order; `MessageError` if one is missing."""
     return _finite(joint_numbers(message, names), "the position of joint", names)
 
 
 def joint_states(message: JointState, names: Sequence[str]) -> tuple[Vector, Vector]:
-    """Positions and velocities, each (n,), of the joints `names`; see `joint_positions`."""
+    """Return positions and velocities, each (n,), of the joints `names`; see `joint_positions`."""
     velocities = joint_numbers(message, names, "velocity")
     return joint_positions(message, names), _finite(velocities, "the velocity of joint", names)
 
 
 def joint_numbers(message: JointState, names: Sequence[str], what: str = "position") -> Vector:
-    """As `joint_positions`, but as they were sent, finite or not; or each joint's `velocity`."""
+    """Like `joint_positions`, without the finite check; `what` may also be `velocity`."""
     places = {name: place for place, name in enumerate(message.name)}
     values = getattr(message, what)
     missing = [name for name in names if name not in places]
@@ -178,19 +178,19 @@ def joint_numbers(message: JointState, names: Sequence[str], what: str = "positi
 
 
 def to_pose(pose: npt.ArrayLike) -> Pose:
-    """The message of a pose (7,) = position [m], quaternion xyzw."""
+    """Make the message of a pose (7,) = position [m], quaternion xyzw."""
     x, y, z, qx, qy, qz, qw = np.asarray(pose, np.float64).tolist()
     return Pose(position=Point(x=x, y=y, z=z), orientation=Quaternion(x=qx, y=qy, z=qz, w=qw))
 
 
 def pose_numbers(message: Pose) -> Vector:
-    """The numbers (7,) of a message as they were sent, whether or not they are a pose."""
+    """Return the numbers (7,) of a message as sent, even if they are not a valid pose."""
     p, q = message.position, message.orientation
     return np.array([p.x, p.y, p.z, q.x, q.y, q.z, q.w])
 
 
 def from_pose(message: Pose) -> Vector:
-    """The pose (7,) of a message, its quaternion scaled to unit length, or `MessageError`."""
+    """Return a message's pose (7,) with the quaternion normalised, or raise `MessageError`."""
     pose = _finite(pose_numbers(message), "the pose's", "xyz" + "xyzw")
     try:
         check_pose(pose)
@@ -201,23 +201,23 @@ def from_pose(message: Pose) -> Vector:
 
 
 def pose_message(pose: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) -> PoseStamped:
-    """A stamped pose (7,) = position [m], quaternion xyzw."""
+    """Make a stamped pose (7,) = position [m], quaternion xyzw."""
     return PoseStamped(header=header(stamp_ns, frame), pose=to_pose(pose))
 
 
 def pose_array(message: PoseStamped) -> Vector:
-    """The pose (7,) of a stamped pose; see `from_pose`."""
+    """Return the pose (7,) of a stamped pose; see `from_pose`."""
     return from_pose(message.pose)
 
 
 def poses_message(poses: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) -> PoseArray:
-    """Stamped poses (k, 7), for example of objects."""
+    """Make stamped poses (k, 7), for example of objects."""
     rows = np.asarray(poses, np.float64).reshape(-1, 7)
     return PoseArray(header=header(stamp_ns, frame), poses=[to_pose(row) for row in rows])
 
 
 def poses_array(message: PoseArray, count: int) -> Vector:
-    """The `count` poses (count, 7) of a message; `MessageError` where there are more or fewer."""
+    """Return a message's poses (count, 7); `MessageError` if their number is not `count`."""
     if len(message.poses) != count:
         raise MessageError(
             "the message has another number of poses", got=len(message.poses), expected=count
@@ -226,61 +226,61 @@ def poses_array(message: PoseArray, count: int) -> Vector:
 
 
 def twist_message(velocity: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) -> TwistStamped:
-    """A stamped linear [m/s] and angular [rad/s] velocity (6,)."""
+    """Make a stamped linear [m/s] and angular [rad/s] velocity (6,)."""
     linear, angular = _two_vectors(velocity)
     return TwistStamped(header=header(stamp_ns, frame), twist=Twist(linear=linear, angular=angular))
 
 
 def twist_array(message: TwistStamped) -> Vector:
-    """The linear and angular velocity (6,) of a message; `MessageError` where not finite."""
+    """Return a message's linear and angular velocity (6,); `MessageError` if not finite."""
     return _six(message.twist.linear, message.twist.angular, "the twist's")
 
 
 def wrench_message(wrench: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) -> WrenchStamped:
-    """A stamped force [N] and torque [Nm] (6,)."""
+    """Make a stamped force [N] and torque [Nm] (6,)."""
     force, torque = _two_vectors(wrench)
     return WrenchStamped(header=header(stamp_ns, frame), wrench=Wrench(force=force, torque=torque))
 
 
 def wrench_array(message: WrenchStamped) -> Vector:
-    """The force and torque (6,) of a message; `MessageError` where not finite."""
+    """Return a message's force and torque (6,); `MessageError` if not finite."""
     return _six(message.wrench.force, message.wrench.torque, "the wrench's")
 
 
 class PoseTargets:
-    """Targets that are poses (7,) of the TCP, base frame."""
+    """Pose targets (7,) of the TCP, base frame."""
 
     kind = PoseStamped
     topic, applied_topic = "target_pose", "applied_pose"
     columns: tuple[str, ...] = ARM_ACTIONS  # the action's columns
     # Largest difference between sent and applied target [m, rad]: a tenth of a full action's step.
-    # Where both keep the same lead, theirs differs by as much as the arm has moved between the two
-    # measurements: 0.03 mm at most in a simulated insertion.
+    # If both sides enforce the same lead, their targets differ by the arm's motion between the two
+    # measurements: at most 0.03 mm in a simulated insertion.
     tolerances = np.repeat([1e-3, 5e-3], 3)
 
     def action_names(self, of_task: tuple[str, ...]) -> tuple[str, ...]:
-        """Columns of the action where a task has these."""
+        """Return the action columns, given the task's."""
         return of_task
 
     def message(self, target: npt.ArrayLike, stamp_ns: int, frame: str = "") -> PoseStamped:
-        """The message of a target; `frame` is what the arm's driver calls the base frame."""
+        """Make the message of a target; `frame` is the arm driver's name of the base frame."""
         return pose_message(target, stamp_ns, frame or BASE_FRAME)
 
     def numbers(self, message: PoseStamped, frame: str) -> Vector:
-        """The numbers of a target (7,) as sent, unchecked; `MessageError` for another frame."""
+        """Return a target's numbers (7,) as sent, unchecked; `MessageError` for another frame."""
         check_frame(message, frame)
         return pose_numbers(message.pose)
 
     def target(self, message: PoseStamped) -> Vector:
-        """A target, or `MessageError`."""
+        """Return a target, or raise `MessageError`."""
         return pose_array(message)
 
 
 @dataclass(frozen=True)
 class JointTargets:
-    """Targets that are joint positions (n,) [rad]."""
+    """Joint position targets (n,) [rad]."""
 
-    names: Sequence[str]  # names of the joints; a message may have another order
+    names: Sequence[str]  # joint names; messages may use another order
     kind = JointState
     topic, applied_topic = "target_joints", "applied_joints"
     tolerances = np.array([5e-3])  # rad
@@ -291,19 +291,19 @@ class JointTargets:
         return tuple(name + JOINT_ACTION for name in self.names)
 
     def action_names(self, of_task: tuple[str, ...]) -> tuple[str, ...]:
-        """All joints, and the gripper where the task has it."""
+        """All joints, plus the gripper if the task has it."""
         return (*self.columns, *(name for name in of_task if name == GRIPPER_ACTION))
 
     def message(self, target: npt.ArrayLike, stamp_ns: int, frame: str = "") -> JointState:
-        """The message of a target; positions are in no frame."""
+        """Make the message of a target; `frame` is unused."""
         return joint_state_message(self.names, target, None, stamp_ns)
 
     def numbers(self, message: JointState, frame: str) -> Vector:
-        """The positions as they were sent; `MessageError` where a joint is missing."""
+        """Return the positions as sent; `MessageError` if a joint is missing."""
         return joint_numbers(message, self.names)
 
     def target(self, message: JointState) -> Vector:
-        """A target, or `MessageError`."""
+        """Return a target, or raise `MessageError`."""
         return joint_positions(message, self.names)
 
 

@@ -1,11 +1,11 @@
-"""The base of all nodes over drivers: a lifecycle node that keeps its device connected.
+"""Base class of all driver nodes: a lifecycle node that keeps its device connected.
 
-    configure   makes the driver of the parameter `driver` and begins to connect
+    configure   creates the driver from the parameter `driver` and starts connecting
     activate    polls the device and publishes
     deactivate  stops publishing; the device stays connected
     cleanup     closes the device; topics and services stay
 
-A device that cannot be reached is reported in `/diagnostics` and tried again for ever.
+An unreachable device is reported in `/diagnostics` and retried indefinitely.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from robot_rl.ros import qos
 from robot_rl.ros.connection import CONNECTED, DeviceConnection, Freshness
 from robot_rl.ros.sole_source import SoleSubscription
 
-# Between two diagnostics, and at least where a fault has come or gone since.
+# Interval between diagnostics, and the shortest one after a fault has come or gone.
 _DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
-# A fault whose words change at every poll, with an age for example, is logged this often.
+# Log interval for a fault whose text changes at every poll, for example with an age.
 _LOG_SECONDS = 1.0
 
 
 def _explained(transition: Any) -> Any:
-    """Log what a transition raises: rclpy makes it a failed transition without a word."""
+    """Log exceptions in a transition: rclpy turns them into a silent failed transition."""
 
     @functools.wraps(transition)
     def run(node: DeviceNode, state: LifecycleState) -> Any:
@@ -57,22 +57,23 @@ def _explained(transition: Any) -> Any:
 class DeviceNode(LifecycleNode, ABC):
     """A lifecycle node over one driver.
 
-    A subclass makes its topics and services in `make_topics`, and reads and publishes in `poll`.
-    All callbacks run in one thread, only the driver's `connect` in another, alone with the driver.
+    A subclass creates its topics and services in `make_topics`, and reads and publishes in `poll`.
+    All callbacks run in one thread. Only the driver's `connect` runs in another; meanwhile no other
+    thread uses the driver.
 
-    Parameters (ROS): `driver`, a YAML or JSON mapping with `_target_`; `rate_hz`, how often the
-    device is polled; `stale_after_s`, the age at which the newest measurement is reported as stale;
-    `reconnect_after_s`, how long the device may fail before it is connected again.
+    ROS parameters: `driver`, a YAML or JSON mapping with `_target_`; `rate_hz`, the polling rate;
+    `stale_after_s`, the age at which the latest measurement is reported as stale;
+    `reconnect_after_s`, how long the device may fail before the node reconnects it.
     """
 
-    driver_family: ClassVar[type[Any]]  # the class, or protocol, that its driver must have
+    driver_family: ClassVar[type[Any]]  # required class or protocol of the driver
     default_rate_hz: ClassVar[float] = 100.0
     highest_rate_hz: ClassVar[float] = 1000.0
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
-        self.trouble = ""  # why the last transition that failed did
-        self.refusals, self.last_refusal = 0, ""  # count of refused commands; reason of the newest
+        self.trouble = ""  # why the last failed transition failed
+        self.refusals, self.last_refusal = 0, ""  # count of refused commands; last reason
         self._commands: list[SoleSubscription] = []
         self._connection: DeviceConnection | None = None
         self._has_topics = self._was_connected = False
@@ -93,7 +94,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     @property
     def driver_settings(self) -> dict[str, Any]:
-        """The parameter `driver`: its class as `_target_`, and the arguments."""
+        """The parameter `driver`: the class as `_target_`, and its arguments."""
         try:
             found = yaml.safe_load(self._driver_config)
         except yaml.YAMLError as error:
@@ -107,45 +108,45 @@ class DeviceNode(LifecycleNode, ABC):
         return found
 
     def setup(self) -> None:
-        """Prepare for the driver, which has just been made: at every configure."""
+        """Prepare for the newly created driver; called at each configure."""
 
     @abstractmethod
     def make_topics(self) -> None:
-        """Make publishers, subscriptions and services: at the first configure, after `setup`."""
+        """Create publishers, subscriptions and services, at the first configure, after `setup`."""
 
     @abstractmethod
     def poll(self) -> None:
-        """Read the connected device and publish what is new; called at `rate_hz` while active.
+        """Read the connected device and publish new measurements; called at `rate_hz` while active.
 
-        A `RobotRLError` is reported; if it goes on, the device is connected again.
+        A `RobotRLError` is reported; if it persists, the device is reconnected.
         """
 
     def activating(self) -> None:
-        """Polling is about to begin."""
+        """Polling is about to start."""
 
     def deactivated(self) -> None:
-        """Polling has ended."""
+        """Polling has stopped."""
 
     def connected(self) -> None:
-        """The device has just been connected, again or for the first time."""
+        """The device has just connected or reconnected."""
 
     def disconnected(self) -> None:
-        """The device has just been lost."""
+        """The device has just disconnected."""
 
     def commanded_by_several(self, problem: str) -> None:
-        """Commands came from several publishers, which `problem` names."""
+        """Several publishers, named in `problem`, have sent commands."""
 
     def facts(self) -> Mapping[str, object]:
-        """Further values for the diagnostics, for example counts of refusals."""
+        """Return extra diagnostic values, such as counts of refusals."""
         return {}
 
     def warning(self) -> str | None:
-        """A problem that is no fault of the device; by default the refusal of a command."""
+        """Return a problem that is not a device fault; by default the last refused command."""
         return self.last_refusal or None
 
     @property
     def driver(self) -> Any:
-        """The driver, made at configure; use it in `poll`, or where `is_connected`."""
+        """The driver, created at configure; use it in `poll`, or if `is_connected`."""
         assert self._connection is not None, "the node is not configured"
         return self._connection.driver
 
@@ -156,7 +157,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the device answers, as far as known."""
+        """Whether the device is connected, as far as known."""
         return self._connection is not None and self._connection.state == CONNECTED
 
     @property
@@ -179,13 +180,13 @@ class DeviceNode(LifecycleNode, ABC):
         high: float | None = None,
         read_only: bool = True,
     ) -> Any:
-        """Declare a parameter of the type of its default, and return its value.
+        """Declare a parameter with the type of its default, and return its value.
 
-        A list is one of floats. A number lies from `low` to `high`. One that is `read_only` may
-        only be given at the start. The `RobotRLError` names one that is refused.
+        A list default means a list of floats. Numbers must lie from `low` to `high`. A `read_only`
+        parameter can only be set at startup. Raises a `RobotRLError` that names an invalid one.
         """
         descriptor = ParameterDescriptor(description=description, read_only=read_only)
-        # A whole number serves as a float too: rclpy's own check of types would refuse it.
+        # Accept an integer for a float; rclpy's own type check would refuse it.
         descriptor.dynamic_typing = isinstance(default, float | list)
         span = None if low is None or high is None else (low, high)
         if span and isinstance(default, int):
@@ -213,7 +214,7 @@ class DeviceNode(LifecycleNode, ABC):
         return parts if plural else parts[0]
 
     def serve(self, name: str, do: Callable[[], str]) -> Service:
-        """Serve a `std_srvs/Trigger`; `do` returns the message, and its error is a refusal."""
+        """Serve a `std_srvs/Trigger`: `do` returns the message; an exception becomes a refusal."""
 
         def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
             try:
@@ -227,10 +228,10 @@ class DeviceNode(LifecycleNode, ABC):
 
     @contextlib.contextmanager
     def refusing(self, service: Service, device: str) -> Iterator[None]:
-        """Refuse the requests that wait at a service now, after the body has carried out a stop.
+        """Refuse requests already queued at a service, after the body has carried out a stop.
 
-        Each service has a queue of its own, so the order of requests to two services is not known.
-        Requests that come during the body are served later: their clients may know of the stop.
+        Each service has its own queue, so the order of requests to two services is unknown.
+        Requests that arrive during the body are served later: their clients may know of the stop.
         """
         taken: list[Any] = []
         queue = service.handle
@@ -245,11 +246,11 @@ class DeviceNode(LifecycleNode, ABC):
                 service.send_response(Trigger.Response(success=False, message=problem), request)
 
     def subscribe_to_commands(self, kind: Any, topic: str, take: Callable[[Any], None]) -> None:
-        """Follow commands of one publisher; after a second one, none until `forget_commanders`."""
+        """Follow one command publisher; if a second appears, none until `forget_commanders`."""
 
         def check(message: Any) -> None:
             if not (self.is_connected and self.is_polling):
-                return  # nor may it move by this later
+                return  # drop it, so that it cannot cause motion later
             try:
                 take(message)
             except RobotRLError as refusal:
@@ -267,7 +268,7 @@ class DeviceNode(LifecycleNode, ABC):
         self._commands.append(commands)
 
     def forget_commanders(self) -> None:
-        """Follow a sole publisher again: a person has looked."""
+        """Accept a sole publisher again, after a person has checked."""
         for commands in self._commands:
             commands.forget()
 
@@ -296,7 +297,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     @_explained
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Make the driver and begin to connect it."""
+        """Create the driver and start connecting."""
         try:
             driver = registry.make(self.driver_settings, self.driver_family)
             self._connection = DeviceConnection(driver, self._patience)
@@ -314,7 +315,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     @_explained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Begin to poll."""
+        """Start polling."""
         self.activating()
         self._timer = self.create_timer(1.0 / self.rate_hz, self._tick)
         return TransitionCallbackReturn.SUCCESS
@@ -328,7 +329,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     @_explained
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Close the device; also at shutdown and after a transition that raised."""
+        """Close the device; also called at shutdown and after a transition that raised."""
         self._stop_polling()
         if self._connection is not None:
             self._connection.close()
@@ -343,7 +344,7 @@ class DeviceNode(LifecycleNode, ABC):
     on_shutdown = on_cleanup
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Close the device after a transition that raised: nothing may go on behind its back."""
+        """Close the device after a transition that raised, so that it is not left running."""
         self.get_logger().error(f"a transition from {state.label} failed; the device is closed")
         self.on_cleanup(state)
         return TransitionCallbackReturn.SUCCESS
@@ -368,7 +369,7 @@ class DeviceNode(LifecycleNode, ABC):
                 connection.failed(error)
             else:
                 connection.succeeded()
-        # A client that misses measurements looks here: publish a change at once.
+        # Clients that miss measurements check the diagnostics: publish a change at once.
         if self._health()[0] != self._told_level and now - self._told_at >= _NEWS_SECONDS:
             self.publish_diagnostics()
 

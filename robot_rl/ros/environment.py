@@ -1,9 +1,9 @@
-"""Preparation of each process that uses ROS: variables, and the remains of killed processes.
+"""Prepare processes that use ROS: environment variables, and leftovers of killed processes.
 
-Loads no ROS. About shared memory: each participant of Fast DDS sends through a segment
-`fastrtps_<16 hex digits>` in /dev/shm, and holds an exclusive `flock` on the file `…_el` beside it
-as long as it lives, frozen or not. A killed participant leaves both files, 35 MB with our profile;
-their random names are never used again. The files of ports, `fastrtps_port<number>…`, are reused.
+Does not import ROS. Shared memory: each participant of Fast DDS sends through a segment
+`fastrtps_<16 hex digits>` in /dev/shm. It holds an exclusive `flock` on the file `…_el` next to it
+as long as it lives, even if frozen. A killed participant leaves both files, 35 MB with our profile,
+and their random names are never reused. Port files, `fastrtps_port<number>…`, are reused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROFILE = "FASTRTPS_DEFAULT_PROFILES_FILE"
 DISCOVERY = "ROS_AUTOMATIC_DISCOVERY_RANGE"
 
 SHARED_MEMORY = Path("/dev/shm")
-# A participant locks its new lock file much sooner.
+# A live participant locks its new lock file much sooner than this.
 _MINIMUM_AGE_SECONDS = 5.0
 _LOCK = re.compile(r"fastrtps_[0-9a-f]{16}_el")
 
@@ -32,9 +32,10 @@ _UDP_LOCALHOST = "launch/fastdds_udp_localhost.xml"
 
 
 def ros_environment(discovery_range: str | None = None) -> dict[str, str]:
-    """The variables that robot_rl sets, name → value, where the user has not.
+    """Return the variables robot_rl sets, name → value, without those the user has set.
 
-    `discovery_range` says which machines are found, `LOCALHOST` or `SUBNET`; None leaves it to ROS.
+    `discovery_range` limits which machines are found, `LOCALHOST` or `SUBNET`; None leaves it to
+    ROS.
     """
     wanted = {PROFILE: str(find_resource(_PICTURES))}
     if discovery_range is not None:
@@ -43,21 +44,21 @@ def ros_environment(discovery_range: str | None = None) -> dict[str, str]:
 
 
 def prepare_environment(discovery_range: str | None = None) -> None:
-    """Set them for this process and its children: before ROS is used."""
+    """Set the variables for this process and its children. Call before using ROS."""
     os.environ.update(ros_environment(discovery_range))
 
 
 def leave_shared_memory() -> None:
-    """Let this process use UDP alone, unless the user has named a profile: before ROS is used.
+    """Restrict this process to UDP, unless the user has set a profile. Call before using ROS.
 
-    For nodes that must go on whatever happens to others. A receiver through Fast DDS's shared
-    memory takes a lock now and then, and its senders wait while it is frozen: an arm's node would
-    then neither read its arm nor hold it. Call this after `prepare_environment`.
+    For nodes that must not be blocked by others. A receiver through Fast DDS's shared memory
+    occasionally takes a lock, and its senders block while it is frozen: an arm's node could then
+    neither read nor hold its arm. Call after `prepare_environment`.
     """
     if os.environ.get(PROFILE) != str(find_resource(_PICTURES)):
         return
     if os.environ.get(DISCOVERY) == "LOCALHOST":
-        # For this range rmw_fastrtps adds shared memory to what a profile says.
+        # For this range rmw_fastrtps adds shared memory to the profile's transports.
         os.environ[DISCOVERY] = "SYSTEM_DEFAULT"
         os.environ[PROFILE] = str(find_resource(_UDP_LOCALHOST))
     else:
@@ -65,7 +66,7 @@ def leave_shared_memory() -> None:
 
 
 def is_owned(lock: Path) -> bool:
-    """Whether a living process holds a lock file; one that cannot be opened counts as held."""
+    """Whether a live process holds a lock file; a file that cannot be opened counts as held."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -80,11 +81,11 @@ def is_owned(lock: Path) -> bool:
 
 
 def remove_abandoned_segments(folder: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the segments of this user whose owner is gone, with their locks; returns them."""
+    """Remove this user's segments without a live owner, and their locks; returns them."""
     removed = []
     for lock in folder.glob("fastrtps_*_el"):
         segment = lock.with_name(lock.name.removesuffix("_el"))
-        # Gone meanwhile, or of another user: left alone.
+        # Skip files that are gone or belong to another user.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             old = time.time() - lock.stat().st_mtime >= _MINIMUM_AGE_SECONDS
             if _LOCK.fullmatch(lock.name) and old and not is_owned(lock):
@@ -95,7 +96,7 @@ def remove_abandoned_segments(folder: Path = SHARED_MEMORY) -> list[Path]:
 
 
 def clean_shared_memory() -> None:
-    """Remove the remains of killed processes, and say so; called before ROS is used."""
+    """Remove leftovers of killed processes, and report them on stderr. Call before using ROS."""
     removed = len(remove_abandoned_segments())
     if removed:
         what = "segment" if removed == 1 else "segments"

@@ -1,4 +1,4 @@
-"""How an arm on topics comes to where an episode starts: simulated, scripted, or by its joints."""
+"""How an arm on topics reaches the start of an episode: simulated, scripted, or by its joints."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from robot_rl.safety.rotations import Vector
 
 _ATTEMPTS = 2
 _COMMAND_SECONDS = 0.05
-_FEWEST_SETTLING = 10  # commands at the start, in which every arm comes to rest
-_AGAIN_SECONDS = 1.0  # a parameter may be set twice
+_FEWEST_SETTLING = 10  # fewest commands at the start pose, so that every arm settles
+_AGAIN_SECONDS = 1.0  # repeat period; setting a parameter twice is harmless
 _LARGEST_SEED = 2**63
-_OPEN = 0.1  # position of a gripper that has opened, whatever play its fingers have
+_OPEN = 0.1  # largest position of an open gripper, including finger play
 
 
 @dataclass(frozen=True)
 class SimulatedStart:
-    """Lets the simulation begin the episode that the seed decides, as it does in one process."""
+    """Makes the simulation start the seed's episode, as it does in a single process."""
 
     opens_grippers: ClassVar[bool] = True  # see `robot_rl.env.robot.Robot`
 
-    node: str  # name of the node that owns the world; its parameter `episode_seed` is the seed
-    service: str  # service of that node that begins the episode
+    node: str  # node that owns the world; its parameter `episode_seed` is the seed
+    service: str  # that node's service that starts the episode
     timeout_s: float  # for each answer [s]
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Place the scene and the arm; `ServiceFailed` where the simulation does not do it."""
+        """Place the scene and the arm; `ServiceFailed` if the simulation does not."""
         seed, parameters = _seed_of(rng), f"{self.node}/set_parameters"
         value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
         request = SetParameters.Request(parameters=[Parameter(name="episode_seed", value=value)])
@@ -55,31 +55,30 @@ class SimulatedStart:
 
 @dataclass(frozen=True)
 class ScriptedStart:
-    """Lets the arm's node perform its reset motion, then moves slowly to the episode's start.
+    """Makes the arm's node perform its reset motion, then moves slowly to the episode's start.
 
-    Both are under the safety of the arm's node, and end when somebody stops the arm, when a
-    measurement is late, and when this process is killed. After such an end the whole motion starts
-    again.
+    The safety limits of the arm's node apply to both. Both end if the arm is stopped, a measurement
+    is late, or this process is killed. After such an end the whole motion restarts.
     """
 
     service: str  # reset service of the arm's node
     timeout_s: float  # for the reset motion [s]
     speed: float  # of the motion to the start [m/s]
     turn_speed: float  # the same for its rotation [rad/s]
-    tolerance: float  # distance from the start at which an episode may begin [m]
+    tolerance: float  # largest distance from the start at which an episode may start [m]
     turn_tolerance: float  # the same for the angle [rad]
-    # As in `robot_rl.env.robot.Robot`. It opens before the arm moves, and drops what it holds.
+    # As in `robot_rl.env.robot.Robot`. It opens before the arm moves and drops any held object.
     opens_grippers: bool = False
-    # For a twin: puts the objects back once the arm is out of their way. On a robot people do that.
+    # For a twin: puts the objects back once the arm is clear of them. On a real robot, people do.
     scene: SimulatedStart | None = None
-    settling_s: float = 3.0  # longest time in which a soft arm comes to rest at the start [s]
+    settling_s: float = 3.0  # longest time for a compliant arm to settle at the start [s]
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Move there; one that does not arrive is repeated once, an interrupted one is not.
+        """Move to the start; retry once if the arm does not arrive, but not if interrupted.
 
-        Raises `RobotInterrupted` as `RosRobot.move_target`, or where a service does not answer, and
-        `ResetFailed` where the gripper did not open, or the arm did not arrive in two attempts: a
-        person has to look.
+        Raises `RobotInterrupted` as `RosRobot.move_target` does, or if a service does not answer.
+        Raises `ResetFailed` if the gripper did not open, or the arm did not arrive in two attempts:
+        a person must check.
         """
         if self.opens_grippers:
             self._release(robot)
@@ -109,7 +108,7 @@ class ScriptedStart:
             return
 
         def is_open() -> bool:
-            robot.command_gripper(0.0)  # again and again: its node may not know this process yet
+            robot.command_gripper(0.0)  # repeated: its node may not know us yet
             robot.accompany()
             return bool(jaws.value(jaws.newest())[0] <= _OPEN)
 
@@ -126,7 +125,7 @@ class ScriptedStart:
         return distance <= self.tolerance and angle <= self.turn_tolerance
 
     def _approach(self, robot: RosRobot, goal: Vector) -> None:
-        """Move the target in a straight line, and wait for the arm to come to rest there."""
+        """Move the target in a straight line, then wait for the arm to settle."""
         start = robot.tcp_pose()
         way = rotations.between(start, goal)
         longest = max(math.hypot(*way[:3]) / self.speed, math.hypot(*way[3:]) / self.turn_speed)
@@ -144,7 +143,7 @@ class ScriptedStart:
 
 @dataclass(frozen=True)
 class JointStart:
-    """Lets the arm's node move to joint positions, its `reset.joints`: there episodes begin."""
+    """Makes the arm's node move to its `reset.joints`, where episodes start."""
 
     opens_grippers: ClassVar[bool] = False  # see `robot_rl.env.robot.Robot`
 
@@ -152,18 +151,18 @@ class JointStart:
     timeout_s: float  # for the motion [s]
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Move there; raises `RobotInterrupted` where it is cut, or does not arrive.
+        """Move there; raises `RobotInterrupted` if the motion is interrupted or does not arrive.
 
-        The task's `start_pose` does not count: where joints put the tool is not known.
+        Ignores the task's `start_pose`, since the tool pose at these joints is unknown.
         """
         robot.client.trigger(self.service, self.timeout_s, robot.accompany)
 
 
 def _seed_of(rng: np.random.Generator) -> int:
-    """The seed that a generator was made from, so that a scene is the same in every simulation."""
+    """Return the seed a generator was made from, so every simulation gets the same scene."""
     sequence = rng.bit_generator.seed_seq
     seed = getattr(sequence, "entropy", None)
-    whole = not getattr(sequence, "spawn_key", ())  # not one of several that were made of it
+    whole = not getattr(sequence, "spawn_key", ())  # not spawned from another sequence
     if whole and isinstance(seed, int) and 0 <= seed < _LARGEST_SEED:
         return seed
     return int(rng.integers(_LARGEST_SEED))

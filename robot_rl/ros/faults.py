@@ -1,4 +1,4 @@
-"""Faults of a robot on topics. The class is the fault's kind in faults.jsonl and docs/topics.md."""
+"""Faults of a robot on topics. Class names are the kinds in faults.jsonl and docs/topics.md."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from robot_rl.errors import RobotRLError
 
 
 class SensorLate(RobotInterrupted):
-    """The newest message on a topic is too old, or there is none.
+    """A topic's latest message is too old, or none has arrived.
 
-    `age_s` [s] is since its receipt, by the steady clock; infinite without one. `why` is what is
-    known of the reason, `without` the setting that does without this topic; empty for none.
+    `age_s` is the time since receipt on the steady clock [s]; pass infinity if there is no message.
+    `why` is the known reason; `without` is the setting that makes the topic optional. Either may be
+    empty.
     """
 
     def __init__(
@@ -30,9 +31,9 @@ class SensorLate(RobotInterrupted):
 
 
 class MeasuredLate(SensorLate):
-    """The newest message came in time, but was not measured just now.
+    """The latest message arrived in time, but its measurement is not current.
 
-    `age_s` is that by its stamp and the system clock here; negative if the stamp is ahead of that.
+    `age_s` [s] is its age by its stamp and the local system clock; negative if the stamp is ahead.
     """
 
     def __init__(
@@ -52,43 +53,43 @@ class MeasuredLate(SensorLate):
 
 
 class SensorSlow(RobotInterrupted):
-    """A topic is not silent, but has not yet given enough measurements to begin with."""
+    """A topic is not silent, but has not yet delivered enough measurements to start."""
 
 
 class SensorsApart(RobotInterrupted):
-    """The measurements of one observation were not taken at about the same time."""
+    """The measurements of one observation are too far apart in time."""
 
 
 class BadMeasurement(RobotInterrupted):
-    """A message whose content cannot be used: wrong encoding, a missing joint, not finite."""
+    """A message's content is unusable: wrong encoding, a missing joint, or a non-finite value."""
 
 
 class CommandConflict(RobotInterrupted):
-    """Somebody else publishes on the topic of this robot's commands."""
+    """Another node publishes on this robot's command topic."""
 
     needs_start = True
 
 
 class MeasuredTwice(RobotInterrupted):
-    """Two nodes publish what is measured, so that it is not known which is right."""
+    """Two nodes publish the same measurement, so it is unclear which one is right."""
 
     needs_start = True
 
 
 class ServiceFailed(RobotInterrupted):
-    """A service that does not answer, or says no."""
+    """A service did not answer, or refused."""
 
 
 class ArmStopped(RobotInterrupted):
-    """The arm is stopped, or was stopped while it moved; a person clears it."""
+    """The arm is stopped, or was stopped while moving; a person must clear it."""
 
 
 class ResetFailed(PersonNeeded):
-    """The arm does not come to where an episode starts."""
+    """The arm does not reach the episode's start."""
 
 
 class GoalReachedBefore(PersonNeeded):
-    """The goal of the task is reached before its episode begins."""
+    """The task's goal is already reached before the episode starts."""
 
 
 class RosUnavailable(RobotRLError):

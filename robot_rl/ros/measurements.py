@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from robot_rl.env.sim.cameras import CameraOptions
 
 
-# Pictures vary by milliseconds: one that comes so shortly before a tick may miss the next one.
+# Frame times jitter by milliseconds: a frame this close before a tick may miss the next one.
 _UNSURE_S = 0.003
 _WRENCH = "state/tcp_wrench"
 
@@ -40,11 +40,11 @@ class SensorLimits:
     """Largest ages of measurements, since receipt and by their stamp."""
 
     arm_s: float  # age of the arm's state [s]
-    image_s: float  # age of a camera's newest frame [s]
+    image_s: float  # age of a camera's latest frame [s]
     gripper_s: float  # age of the gripper's state [s]
-    tracker_s: float  # age of the poses of objects and of the success signal [s]
-    skew_s: float  # largest difference between the stamps of one observation [s]
-    start_timeout_s: float  # how long an episode's start waits for fresh measurements [s]
+    tracker_s: float  # age of the object poses and the success signal [s]
+    skew_s: float  # largest stamp difference within one observation [s]
+    start_timeout_s: float  # longest wait for fresh measurements at an episode's start [s]
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -55,26 +55,26 @@ class Measurements:
     """The sensors of one arm, its gripper and its cameras.
 
     Args:
-        client: The node that subscribes.
-        limits: How fresh they must be.
-        motion: Limits of the targets: poses, or joint positions. They also judge measurements.
-        joint_names: Of the arm, in the order of the observation.
-        pose: Whether it measures the pose of its TCP; one that takes poses must.
-        twist: Whether it measures the velocity of its TCP.
-        wrench: Whether it measures what the environment exerts on its TCP.
+        client: The subscribing node.
+        limits: Largest ages.
+        motion: Limits for pose or joint targets. They also define plausible measurements.
+        joint_names: The arm's joints, in the order of the observation.
+        pose: Whether the arm measures its TCP pose; required for pose targets.
+        twist: Whether it measures its TCP velocity.
+        wrench: Whether it measures the environment's wrench on its TCP.
         gripper: Whether there is a gripper, whose position is then observed.
-        cameras: What it sees with: `images/<name>` of the topic `<name>/color/image_raw`, and where
-            they have depth `images/<name>_depth`.
-        objects: How many poses of objects are expected; 0: there is no such topic.
+        cameras: Cameras to observe: `images/<name>` from the topic `<name>/color/image_raw`, and
+            `images/<name>_depth` if they have depth.
+        objects: Expected number of object poses; 0 if there is no such topic.
         success: Whether there is a success signal.
 
     Attributes:
         limits: As given.
-        all_sensors: Each of the topics.
-        gripper: That of the gripper; None without one.
-        fields: What is observed.
-        stamps_ns: Topic → stamp of its measurement in the newest observation [ns, system clock].
-        tracked: The task's part of the newest observation, as in `robot_rl.env.task`.
+        all_sensors: One sensor for each topic.
+        gripper: The gripper's sensor; None without one.
+        fields: The observed fields.
+        stamps_ns: Topic → stamp of its measurement in the latest observation [ns, system clock].
+        tracked: The task's part of the latest observation, as in `robot_rl.env.task`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Measurements:
         self._health = NodeHealth(client)
         self.tracked: dict[str, Any] = {}
         self.stamps_ns: dict[str, int] = {}
-        self._optional: dict[str, Sensor] = {}  # by the name of what is observed of them
+        self._optional: dict[str, Sensor] = {}  # by observation name
         self._motion, by_joints = motion, isinstance(motion, JointActionLimits)
         self._lead = "state/joint_lead" if by_joints else "state/target_lead"
         judged: dict[str, Any] = {"plausibility": Plausibility(motion)}
@@ -152,22 +152,22 @@ class Measurements:
         self.fields = (*own, *(field for field, _ in pictures))
 
     def tcp_pose(self) -> Vector:
-        """The newest measured pose (7,), base frame; `RobotInterrupted` without a good one."""
+        """Return the latest TCP pose (7,), base frame; `RobotInterrupted` without a usable one."""
         assert self.pose is not None, "only an arm that takes joint targets measures no pose"
         return np.asarray(self.pose.value(self.pose.newest()))
 
     def place(self) -> Vector:
-        """Where the arm is, as its targets are: the newest pose, or joint positions (n,) [rad]."""
+        """The arm's position in target space: the latest pose, or joint positions (n,) [rad]."""
         sensor = self._placed
         return np.asarray(sensor.place(sensor.value(sensor.newest())))
 
     def contact_force(self) -> Vector | None:
-        """The newest contact force (3,) [N], None without a wrench; raises as `tcp_pose`."""
+        """Return the latest contact force (3,) [N], None without a wrench; raises as `tcp_pose`."""
         wrench = self._optional.get(_WRENCH)
         return None if wrench is None else np.asarray(wrench.value(wrench.newest())[:3])
 
     def missing(self) -> list[str]:
-        """The missing topics, in words: those without a publisher, and those that are silent."""
+        """Describe missing topics: those without a publisher, and those that are silent."""
         gone = [sensor.topic for sensor in self.all_sensors if not sensor.is_published]
         silent = [sensor for sensor in self.all_sensors if sensor.is_published and sensor.is_silent]
         absent = [f"nobody publishes {', '.join(gone)}"] if gone else []
@@ -176,22 +176,22 @@ class Measurements:
         return [*absent, *dict.fromkeys(why for sensor in silent if (why := sensor.why()))]
 
     def wait_until_fresh(self) -> None:
-        """Wait until every topic has given new measurements: not inside the control loop.
+        """Wait for new measurements on every topic. Not for use in the control loop.
 
-        Raises `RobotInterrupted` where one stays silent.
+        Raises `RobotInterrupted` if a topic stays silent.
         """
         for sensor in self.all_sensors:
             sensor.forget()
-        # The first to arrive may have been on its way already.
+        # The first to arrive may already have been in transit.
         wait_for_all(self.all_sensors, 2, self.limits.start_timeout_s)
-        # The arm's node believes three that agree, and refuses a reset before.
+        # The arm's node needs three consistent measurements before it accepts a reset.
         wait_for_all([self._placed], 4, self.limits.start_timeout_s)
 
     def wait_for_pictures(self) -> None:
-        """Wait until each camera has given a new picture, so that a loop begins with young ones.
+        """Wait for a new frame from each camera, so that the loop starts with recent ones.
 
-        Where the rate of a camera is a multiple of the loop's, a picture that is old at the first
-        tick is as old at all of them.
+        If a camera's rate is a multiple of the loop's, a frame that is old at the first tick is
+        equally old at all of them.
         """
         counts = {image: image.count for image in self._images.values()}
         arrived = lambda: all(image.count > count for image, count in counts.items())  # noqa: E731
@@ -199,7 +199,7 @@ class Measurements:
         time.sleep(_UNSURE_S)
 
     def observe(self, target: Vector) -> Observation:
-        """The measurements that were taken together, and how far a target leads the arm.
+        """Return measurements taken together, including how far the target leads the arm.
 
         Raises as `tcp_pose`.
         """
@@ -227,7 +227,7 @@ class Measurements:
         return seen
 
     def base_frame(self) -> str:
-        """The name of the base frame: as the arm's driver calls it in most of what it measures."""
+        """Return the base frame's name, as in most of the arm driver's measurements."""
         return common_frame(
             [self.pose, self._optional.get("state/tcp_velocity"), self._optional.get(_WRENCH)]
         )
@@ -244,7 +244,7 @@ def _first_position(message: JointState) -> Vector:
 
 
 def _pictures(camera: CameraOptions) -> list[tuple[Field, str]]:
-    """The observed fields of a camera, and their topics."""
+    """Return the observed fields of a camera, and their topics."""
     if camera.points:
         raise RobotRLError(
             "a robot on topics has no point clouds",

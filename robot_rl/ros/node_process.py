@@ -26,9 +26,9 @@ _EXIT_ERROR = 2
 def run_node(make: Callable[[], DeviceNode], *, sends_pictures: bool = False) -> int:
     """Run a node until it is asked to end: the `main` of every `drivers/*/node.py`.
 
-    Unless the parameter `autostart` is false, where a lifecycle manager does so, the node
-    configures and activates itself. It ends on Ctrl-C and SIGTERM, and closes its device. With
-    `sends_pictures` it uses shared memory, for what is too large for UDP.
+    The node configures and activates itself; set the parameter `autostart` to false if a lifecycle
+    manager does this. On Ctrl-C or SIGTERM it closes its device and exits. With `sends_pictures` it
+    uses shared memory, for messages too large for UDP.
 
     Returns the exit code: 0, or 2 after an error that the user can fix.
     """
@@ -39,7 +39,7 @@ def run_node(make: Callable[[], DeviceNode], *, sends_pictures: bool = False) ->
     clean_shared_memory()
     try:
         rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)
-    except Exception as error:  # rclpy's class for it has moved between releases
+    except Exception as error:  # rclpy has moved this exception class between releases
         _tell(f"the arguments after --ros-args cannot be read; got: {error}")
         return _EXIT_ERROR
     try:
@@ -59,7 +59,7 @@ def _spin(node: DeviceNode, stop: StopEvent) -> None:
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
-        # Unless a lifecycle manager does it.
+        # Skipped if a lifecycle manager does it.
         if node.parameter("autostart", True, "configure and activate without a manager"):
             for step in ("configure", "activate"):
                 if getattr(node, f"trigger_{step}")() != TransitionCallbackReturn.SUCCESS:
@@ -71,9 +71,8 @@ def _spin(node: DeviceNode, stop: StopEvent) -> None:
         while not stop.is_set():
             executor.spin_once(timeout_sec=_SPIN_SECONDS)
     finally:
-        # Even if the device's library, or Fast DDS, does not come to an end: Fast DDS 2.14 can wait
-        # for itself for ever where another participant's lease runs out just when that participant
-        # leaves, as on a machine that is far too busy.
+        # Exit even if the device's library or Fast DDS hangs: on an overloaded machine, Fast DDS
+        # 2.14 can deadlock if another participant's lease expires just as that participant leaves.
         timer = threading.Timer(_LEAVE_SECONDS, os._exit, [0])
         timer.daemon = True
         timer.start()

@@ -1,12 +1,12 @@
-"""The table of a robot's ROS 2 nodes: what the supervisor starts, and what the launch files start.
+"""The table of a robot's ROS 2 nodes, which the supervisor or the launch files start.
 
-It is the section `nodes` of the configuration, as the files of `configs/robot` have it: under each
-name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
-where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
-which there is one node for each camera that the policy or the reward sees with. A node that is null
-is started elsewhere. A robot of several arms has the nodes of each of `arms`, in namespaces of
-these names. A driver that uses topics by itself has a `namespace`: it too is relative
-to the arm's, unless it begins with a slash. Loads no ROS.
+It is the config section `nodes`, as in the files of `configs/robot`. Each entry's key is the node
+name. The entry has the executable of the ROS package `robot_rl`, the module it runs, and the
+parameters. Optional keys are its namespace (relative to the arm's), remappings, and `each_camera`,
+which creates one node for each camera of the policy or the reward. A null node is started
+elsewhere. A robot with several arms has the nodes of each of `arms`, in a namespace of that name. A
+driver that uses topics directly has a `namespace`, also relative to the arm's unless it starts with
+a slash. Does not import ROS.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from robot_rl.safety import (
 )
 
 PACKAGE = "robot_rl"
-_OPEN = "???"  # a value that is still missing
-# Arguments of drivers that name a device.
+_OPEN = "???"  # a missing value
+# Driver arguments that identify a device.
 _DEVICE_KEYS = ("serial", "device", "address", "host", "settings.port")
 _PLUGGED_IN = ("serial", "device")  # listed by doctor
-# Parameters of an arm's node beside the fields of `ArmLimits` and `ResetOptions` that are bounded.
+# Parameters of an arm's node besides the bounded fields of `ArmLimits` and `ResetOptions`.
 _CORNERS = ("workspace_low", "workspace_high", "reference_orientation")
-_PULLED = 0.02  # m and rad into the limits, which the node may pull a reset's end by
+_PULLED = 0.02  # m and rad by which the node may move a reset's end into the limits
 _TURN = 2.0 * np.pi + 0.01
 _RESET_ENDS = ("pose", "joints")
 _KEYS = ("executable", "module", "parameters", "namespace", "remappings", "each_camera")
-# The nodes that there are: the module of each executable, and the family of its driver.
+# The known nodes: each executable's module and driver family.
 _NODES = {
     "arm_node": ("drivers.arm.node", "drivers.arm.base.Arm"),
     "camera_node": ("drivers.camera.node", "drivers.camera.base.Camera"),
@@ -55,7 +55,7 @@ _NODES = {
     "teleop_node": ("drivers.teleop.node", "drivers.teleop.base.TeleopDevice"),
     "twin_node": ("drivers.twin.node", "drivers.twin.ur_controller.UrController"),
 }
-# Parameters of all nodes of `drivers`, and further ones of the nodes of each of its packages.
+# Parameters of all nodes of `drivers`, then additional ones for each package's nodes.
 _OF_ALL = ("driver", "rate_hz", "stale_after_s", "reconnect_after_s", "autostart", "use_sim_time")
 _PARAMETERS = {
     "drivers.arm": ("limits", "reset", "contact_task", "stop_folder", "episode_seed"),
@@ -67,24 +67,24 @@ _PARAMETERS = {
 
 
 class Driver(Protocol):
-    """The methods of every driver."""
+    """Methods common to all drivers."""
 
     def connect(self) -> None:
-        """Reach the device."""
+        """Connect to the device."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Disconnect from the device."""
 
 
 @dataclass(frozen=True)
 class NodeDescription:
     """One node of the table."""
 
-    name: str  # its name in its namespace
-    executable: str  # its name in the ROS package `robot_rl`
+    name: str  # name in its namespace
+    executable: str  # name in the ROS package `robot_rl`
     module: str  # the Python module that the executable runs
     namespace: str  # absolute
-    # ROS parameters: numbers, booleans, texts and lists, by dotted name.
+    # ROS parameters by dotted name: numbers, booleans, strings and lists.
     parameters: Mapping[str, Any] = field(default_factory=dict)
     # Old name → new name of topics and services.
     remappings: Mapping[str, str] = field(default_factory=dict)
@@ -97,24 +97,24 @@ class NodeDescription:
 
     @property
     def process(self) -> str:
-        """A name that no other node of the table has, for its process and its files."""
+        """A name that is unique in the table, for the node's process and files."""
         return "-".join(part for part in f"{self.namespace}/{self.name}".split("/") if part)
 
     def arguments(self, parameter_file: Path) -> list[str]:
-        """The words after the executable on a command line."""
+        """The command-line arguments after the executable."""
         remappings = {"__node": self.name, "__ns": self.namespace, **self.remappings}
         pairs = [word for old, new in remappings.items() for word in ("-r", f"{old}:={new}")]
         return ["--ros-args", *pairs, "--params-file", str(parameter_file)]
 
     def parameter_file(self) -> str:
-        """The content of a parameter file for this node, YAML."""
+        """The content of a parameter file for this node, in YAML."""
         return json.dumps({"/**": {"ros__parameters": dict(self.parameters)}}, indent=2) + "\n"
 
 
 def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
-    """The nodes of a configuration, in the order in which they are started.
+    """Return a configuration's nodes in the order they start.
 
-    The `RobotRLError` names the node and the key, or the camera and the line to write.
+    Raises a `RobotRLError` that names the node and the key, or the camera and the line to add.
     """
     table: list[NodeDescription] = []
     for name, arm in config.arms.items() or [("", config)]:
@@ -153,7 +153,7 @@ def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
 
 
 def _cameras(*seen_by: DictConfig) -> list[Any]:
-    """The cameras that the policy sees with, and then those that only the reward does."""
+    """Return the policy's cameras, then those used only by the reward."""
     parts: list[Any] = [OmegaConf.to_container(part, resolve=True) for part in seen_by]
     observed, judged = (part["cameras"] or [] for part in parts)
     names = {camera["name"] for camera in observed}
@@ -171,7 +171,7 @@ def _description(
         parameters["driver"] = {**parameters["driver"], "camera": parameters["camera"], **size}
     if "driver" in parameters:  # a mapping, which ROS parameters cannot hold
         driver = parameters["driver"]
-        if driver.get("namespace", _OPEN) != _OPEN:  # it uses topics by itself
+        if driver.get("namespace", _OPEN) != _OPEN:  # it uses topics directly
             given = str(driver["namespace"] or "")  # as ROS understands names
             full = given if given.startswith("/") else joined(namespace, given)
             driver = {**driver, "namespace": full}
@@ -187,7 +187,7 @@ def _description(
 
 
 def _check(name: str, entry: Mapping[str, Any]) -> None:
-    """Check the keys and values that the node's process would refuse, or ignore."""
+    """Check keys and values that the node's process would refuse or ignore."""
     check_known(f"nodes.{name}", entry, _KEYS)
     if missing := [key for key in ("executable", "module") if not entry.get(key)]:
         raise RobotRLError(
@@ -212,7 +212,7 @@ def _check(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def _check_arm(name: str, entry: Mapping[str, Any], joints: int) -> None:
-    """Check what an arm's node would refuse, or ignore; `joints` is 0 where it is not known."""
+    """Check settings that an arm's node would refuse or ignore; `joints` is 0 if unknown."""
     if not str(entry["module"]).startswith("drivers.arm."):
         return
     groups = ((entry.get("parameters") or {}).get(group) for group in ("limits", "reset"))
@@ -228,9 +228,9 @@ def _check_arm(name: str, entry: Mapping[str, Any], joints: int) -> None:
         ResetOptions(**reset)
         if any(ends) and sole_reset_end(*ends) is ends[0]:
             pose = checked_reset_pose(ends[0])
-            if bounds is not None:  # the node would pull it far into them
+            if bounds is not None:  # otherwise the node would move it far into the limits
                 bounds.check_inside("reset.pose", pose, _PULLED)
-        elif any(ends) and joints:  # in rows, or in one row
+        elif any(ends) and joints:  # nested lists or one flat list
             in_rows = isinstance(ends[1][0], list)
             for row in ends[1] if in_rows else [ends[1]]:
                 values = np.array(row, float)
@@ -256,13 +256,13 @@ def _camera_node_name(camera: Mapping[str, Any]) -> str:
 
 
 def driver_family(executable: str) -> type[Driver]:
-    """The family of the drivers of a node; loads what says it."""
+    """Return the driver family of a node's executable; imports its module."""
     family: type[Driver] = resolve_name(_NODES[executable][1])
     return family
 
 
 def _check_each_camera(name: str, entry: Mapping[str, Any], cameras: Sequence[Any]) -> None:
-    """Check that the driver of a node for each camera has an argument `camera`."""
+    """Check that the driver of an `each_camera` node accepts an argument `camera`."""
     driver = (entry.get("parameters") or {}).get("driver") or {}
     if cameras and not registry.takes(driver, driver_family(str(entry["executable"])), "camera"):
         raise RobotRLError(
@@ -276,7 +276,7 @@ def _check_each_camera(name: str, entry: Mapping[str, Any], cameras: Sequence[An
 def _check_served(
     cameras: Sequence[Any], by_others: frozenset[str], table: Sequence[NodeDescription]
 ) -> None:
-    """Check that each camera has a node, rather than a silent topic."""
+    """Check that each camera has a node; without one its topic would stay silent."""
     served = {str(node.parameters["camera"]) for node in table if "camera" in node.parameters}
     alone = [
         camera
@@ -295,7 +295,7 @@ def _check_served(
 
 
 def _check_sizes(cameras: Sequence[Any], table: Sequence[NodeDescription]) -> None:
-    """Check that the part of a picture that a node publishes has the size that is observed."""
+    """Check that each camera node publishes images of the observed size."""
     observed = {c["name"]: [int(c.get(key, 128)) for key in ("width", "height")] for c in cameras}
     for node in table:
         given = node.parameters
@@ -309,7 +309,7 @@ def _check_sizes(cameras: Sequence[Any], table: Sequence[NodeDescription]) -> No
             )
         crop = [int(n) for n in given.get("crop") or ()]
         sides = [node.driver.get(key) for key in ("width", "height")]
-        taken = [n for n in sides if isinstance(n, int)]  # the given ones
+        taken = [n for n in sides if isinstance(n, int)]  # only the given ones
         ends = [crop[0] + crop[2], crop[1] + crop[3]] if len(crop) == 4 else []
         if len(taken) == 2 and ends and (ends[0] > taken[0] or ends[1] > taken[1]):
             raise RobotRLError(
@@ -320,7 +320,7 @@ def _check_sizes(cameras: Sequence[Any], table: Sequence[NodeDescription]) -> No
 
 
 def _check_devices(table: Sequence[NodeDescription]) -> None:
-    """Check that no two nodes would open one device: the second could not."""
+    """Check that no two nodes would open the same device, which fails for the second."""
     found: dict[tuple[str, str, str], str] = {}
     for node in table:
         given = _flat(node.driver)
@@ -334,7 +334,7 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
         for key in _DEVICE_KEYS:
             if (value := given.get(key, _OPEN)) == _OPEN:
                 continue
-            # Not of one driver: two of any would command one arm. A hand may have its arm's host.
+            # Not per driver: any two would command one arm. A hand may share its arm's host.
             device = (node.module, key, str(value))
             other = found.setdefault(device, node.process)
             if other != node.process:
@@ -347,7 +347,7 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
 
 
 def _line(camera: Mapping[str, Any]) -> str:
-    """The setting that gives a camera a node, with a place for the device."""
+    """Return the setting that adds a node for a camera, with a placeholder for the device."""
     size = ",".join(f"{key}:{camera.get(key, 128)}" for key in ("width", "height"))
     return (
         f'write "+nodes.{_camera_node_name(camera)}={{executable:camera_node,'
@@ -363,7 +363,7 @@ def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         elif value is not None:
-            # ROS has lists of one type alone, and none of lists.
+            # ROS lists have a single element type and cannot be nested.
             if isinstance(value, list) and all(isinstance(item, list) for item in value):
                 value = [number for row in value for number in row]
             mixed = isinstance(value, list) and {type(item) for item in value} == {int, float}

@@ -1,10 +1,11 @@
 """The operator's buttons as ROS services of the process that moves the robot.
 
-`success`, `failure`, `pause`, `take_over` and the operator's other events are each a
-`std_srvs/Trigger` beside the arm's topics. `stop` and `clear_errors` belong to the arm's node,
+`success`, `failure`, `pause`, `take_over` and the other operator events are each a
+`std_srvs/Trigger` among the arm's topics. `stop` and `clear_errors` are services of the arm's node,
 which halts the arm whatever this process does. Its `mode` reports both, and faults that stopped the
-arm. Both events from a keyboard or console go on to the arm's node: a stop until the node answers,
-even after a restart. `reset` is the arm's too, so an episode ends with `episode/reset`.
+arm. Both events, if they come from a keyboard or console, are forwarded to the arm's node: a stop
+is repeated until the node answers, even after a restart. `reset` is also a service of the arm, so
+the episode's reset is `episode/reset`.
 """
 
 from __future__ import annotations
@@ -33,37 +34,38 @@ from robot_rl.ros.ros_client import RosClient
 _OF_THE_ARM = (OperatorEvent.STOP, OperatorEvent.CLEAR_ERRORS)
 _AGAIN_SECONDS = 0.5
 _COUNTERS_SECONDS = 1.0
-_WAITING = 100  # messages that wait for a slow subscriber
-# Changes of `mode` that are kept: a stop and its quick end must both be seen.
+_WAITING = 100  # queue depth for a slow subscriber
+# Depth of the `mode` queue: a stop and its quick end must both be seen.
 _KEPT = 10
 
 
 def service_of(event: str) -> str:
-    """Name of the service that an `OperatorEvent` is said to."""
+    """Name of the service for an `OperatorEvent`."""
     return "episode/reset" if event == OperatorEvent.RESET else str(event)
 
 
 class ArmMode:
-    """Listens to `mode`, which the arm's node publishes at each change.
+    """Listens to `mode`, which the arm's node publishes on each change.
 
     Attributes:
         stopped: Whether the arm is stopped.
-        stops: How many stops were seen.
+        stops: Number of stops seen.
     """
 
     def __init__(self, client: RosClient) -> None:
         self._topic, self._clear = client.topic("mode"), client.topic("clear_errors")
         self.stops = 0
         self.stopped = False
-        self._last_reason = ""  # reason of the newest stop
+        self._last_reason = ""  # reason for the last stop
         self._listener: Callable[[str | None], None] = lambda why: None
-        self._lock = threading.Lock()  # no change is missed while a listener is set
+        self._lock = threading.Lock()  # no change is missed while setting a listener
         client.node.create_subscription(String, "mode", self._take, qos.latched(_KEPT))
 
     def listen(self, listener: Callable[[str | None], None]) -> None:
-        """Call `listener` at each begin and end of a stop, in the thread of the callbacks.
+        """Call `listener` at each start and end of a stop, in the callback thread.
 
-        It gets the reason of the stop, or None at its end; at once if the arm is stopped already.
+        It gets the reason for the stop, or None at its end. If the arm is already stopped, it is
+        called at once.
         """
         with self._lock:
             self._listener = listener
@@ -71,9 +73,9 @@ class ArmMode:
                 listener(self._why())
 
     def check(self, stops: int | None = None) -> None:
-        """Raise `ArmStopped` where the arm may not move.
+        """Raise `ArmStopped` if the arm may not move.
 
-        A stop since it had stopped `stops` times ends a motion even if it was cleared meanwhile.
+        Any stop since the count was `stops` ends a motion, even if it has been cleared.
         """
         if self.stopped:
             raise ArmStopped(
@@ -105,10 +107,10 @@ class ArmMode:
 
 
 class OperatorServices:
-    """Lets ROS clients write to an inbox, and its writers stop and clear the arm.
+    """Lets ROS clients post events to an inbox, and inbox events stop and clear the arm.
 
     Attributes:
-        stop: What calls the arm's stop.
+        stop: Calls the arm's stop service.
     """
 
     def __init__(self, client: RosClient, inbox: OperatorInbox, mode: ArmMode) -> None:
@@ -135,14 +137,14 @@ class OperatorServices:
         return answer
 
     def _pass_on(self, event: OperatorEvent) -> None:
-        """Call the arm's service, in the thread that posts; the answer comes in another."""
+        """Call the arm's service in the posting thread; the answer arrives in another."""
         if event is OperatorEvent.STOP:
             self.stop.begin()
         elif event is OperatorEvent.CLEAR_ERRORS:
             self.stop.give_up()
-            # An arm that is not stopped has nothing to be cleared of, and may be moving.
+            # An arm that is not stopped has nothing to clear, and may be moving.
             if self._mode.stopped:
-                with contextlib.suppress(InvalidHandle):  # closed: this process moves nothing
+                with contextlib.suppress(InvalidHandle):  # closed: no motion from here any more
                     self._clear.call_async(Trigger.Request()).add_done_callback(self._report)
 
     def _report(self, cleared: Future) -> None:
@@ -153,38 +155,38 @@ class OperatorServices:
 
 
 class StopCall:
-    """A call of the service `stop` that outlasts a restart of the arm's node.
+    """A call of the service `stop` that survives a restart of the arm's node.
 
-    A restarting node serves nothing for seconds, so the call is repeated until it is answered;
-    stopping twice does no harm. The methods may be called in any thread.
+    A restarting node is unavailable for seconds, so the call is repeated until answered. Stopping
+    twice is harmless. All methods are thread-safe.
 
     Attributes:
-        client: Of the service.
-        problem: Why the newest stop is not confirmed; empty if it is.
+        client: The service client.
+        problem: Why the last stop is unconfirmed; empty if confirmed.
     """
 
     def __init__(self, node: Node) -> None:
         self.client: Client = node.create_client(Trigger, "stop")
         self.problem = ""
         self._log = node.get_logger()
-        self._lock = threading.RLock()  # an answer may come at once
+        self._lock = threading.RLock()  # an answer may arrive during the call
         self._wanted = False
         self._calls: list[Future] = []
         node.create_timer(_AGAIN_SECONDS, self._ask)
 
     def begin(self) -> None:
-        """Ask now, and again until there is an answer."""
+        """Call now, and repeat until answered."""
         with self._lock:
             self._wanted, self.problem = True, ""
         self._ask()
 
     def give_up(self) -> None:
-        """Ask no longer: the person who asked for the stop lets the arm move again."""
+        """Stop repeating: the person who requested the stop allows motion again."""
         with self._lock:
             self._conclude("")
 
     def _ask(self) -> None:
-        # Closed: this process moves nothing any more.
+        # InvalidHandle means closed: this process no longer moves the arm.
         with self._lock, contextlib.suppress(InvalidHandle):
             if not self._wanted:
                 return
@@ -219,10 +221,11 @@ class StopCall:
 
 
 class WorkReport:
-    """Publishes actions, rewards, events and a deployed policy's counters; it never waits.
+    """Publishes actions, rewards, events and a deployed policy's counters; it never blocks.
 
-    `action` has the named columns, in [-1, 1], after safety. Counters are in `/diagnostics` each
-    second. The outcome of an attempt, `attempt/success`, is latched for late subscribers.
+    `action` has the named columns, in [-1, 1], after the safety limits. Counters go to
+    `/diagnostics` every second. The outcome of an attempt, `attempt/success`, is latched for late
+    subscribers.
     """
 
     def __init__(self, client: RosClient) -> None:
@@ -237,17 +240,17 @@ class WorkReport:
         node.create_timer(_COUNTERS_SECONDS, self._publish_counters)
 
     def tell_step(self, names: Sequence[str], action: Action, reward: float) -> None:
-        """Publish an action (d,), whose columns have these names, and its reward."""
+        """Publish an action (d,) with these column names, and its reward."""
         stamp = self._client.node.get_clock().now().nanoseconds
         self._action.publish(joint_state_message(names, action, None, stamp))
         self._reward.publish(Float64(data=reward))
 
     def tell_event(self, words: str) -> None:
-        """Publish that an episode began or ended, or what an operator said, or a fault."""
+        """Publish an episode start or end, an operator event, or a fault."""
         self._events.publish(String(data=words))
 
     def tell_counters(self, counters: Mapping[str, object], problem: str) -> None:
-        """Publish counters, and what the robot waits for; empty where it works."""
+        """Publish counters, and what the robot is waiting for; empty while it works."""
         status = DiagnosticStatus(name=f"{self._client.namespace}/run".lstrip("/"))
         status.level = DiagnosticStatus.WARN if problem else DiagnosticStatus.OK
         status.message = problem or "at work"
@@ -256,7 +259,7 @@ class WorkReport:
         self._publish_counters()
 
     def tell_outcome(self, success: bool) -> None:
-        """Publish whether the attempt that has just ended has succeeded."""
+        """Publish whether the attempt that just ended succeeded."""
         self._outcome.publish(Bool(data=success))
 
     def _publish_counters(self) -> None:

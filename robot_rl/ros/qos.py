@@ -1,10 +1,10 @@
-"""Quality of service of all topics, in one place.
+"""Quality of service of all topics.
 
-Sensors are best effort: a late measurement is worth nothing. Commands are reliable with depth 1:
-each arrives, and a new one replaces one that has not been taken yet. What robot_rl publishes offers
-a deadline and a liveliness lease, which tools may ask for; no subscription of robot_rl asks for
-either, since a foreign driver that offers none would then deliver nothing. Whether data is late,
-the receiver decides by the age of the newest message on its steady clock.
+Sensors are best effort: a late measurement is useless. Commands are reliable with depth 1: each
+arrives, and a new one replaces an unread one. robot_rl's publishers offer a deadline and a
+liveliness lease, which tools may request. Its subscriptions request neither, since a foreign driver
+that offers none would then deliver nothing. The receiver detects late data by the age of the latest
+message on its steady clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rclpy.qos import (
     ReliabilityPolicy,
 )
 
-# A publisher misses the deadline that it offers after this many periods without a message.
+# A publisher misses its offered deadline after this many periods without a message.
 _DEADLINE_PERIODS = 3.0
 _LEASE_SECONDS = 1.0
 
@@ -39,7 +39,7 @@ def command_publisher(rate_hz: float) -> QoSProfile:
 
 
 def command_subscription() -> QoSProfile:
-    """For a subscription to commands: the newest one counts."""
+    """For a subscription to commands: only the latest counts."""
     return _profile(1, ReliabilityPolicy.RELIABLE)
 
 

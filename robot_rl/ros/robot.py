@@ -1,7 +1,7 @@
 """`RosRobot`: an arm, its gripper and its cameras on ROS 2 topics.
 
-Names and units of the topics are those of docs/topics.md. What is measured arrives in a
-thread of its own; the control loop takes what is there, and never waits.
+docs/topics.md lists topic names and units. Measurements arrive in a separate thread; the control
+loop uses the latest ones and never waits.
 """
 
 from __future__ import annotations
@@ -36,53 +36,53 @@ from robot_rl.ros.sim_topics import SceneMirror
 from robot_rl.safety import ActionLimiter, CartesianLimits, JointActionLimits
 from robot_rl.safety.rotations import Vector
 
-# The arm's node gives up a reset after half a second without a message of its client [s].
+# The arm's node aborts a reset after half a second without a message from its client [s].
 _SHOWN_SECONDS = 0.05
-# Longest wait of a holding robot for the names of other publishers [s].
+# Longest time a holding robot waits for the names of other publishers [s].
 _NAMED_SECONDS = 0.4
 
 
 class EpisodeStart(Protocol):
-    """Brings an arm to where an episode starts."""
+    """Moves an arm to the start of an episode."""
 
     @property
     def opens_grippers(self) -> bool:
         """As in `robot_rl.env.robot.Robot`."""
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Bring it to a pose (7,), base frame, or raise `RobotInterrupted`."""
+        """Move it to a pose (7,), base frame, or raise `RobotInterrupted`."""
 
 
 @dataclasses.dataclass(eq=False)
 class RosRobot:
-    """One arm on topics, for a task `robot_rl.env.task.TrackedTask`.
+    """One arm on topics, for a task of type `robot_rl.env.task.TrackedTask`.
 
-    `apply` integrates actions into a target as every robot of robot_rl does and publishes it; what
-    the arm's node then makes of it is that node's business, and is in `clamped` by the next
-    observation. `observe` assembles the measurements that were taken together. Where one is late,
-    or cannot be used, the robot holds, and both raise `RobotInterrupted` until the next reset. When
-    neither is called, the arm's node holds by itself.
+    `apply` integrates actions into a target, like every robot in robot_rl, and publishes it. If the
+    arm's node limits the target, `clamped` shows it by the next observation. `observe` assembles
+    measurements taken at the same time. If one is late or unusable, the robot holds, and both
+    methods raise `RobotInterrupted` until the next reset. If neither is called, the arm's node
+    holds on its own.
     """
 
-    task: TrackedTask  # may need poses of objects and the success signal
-    clock: str  # must be `realtime`: a robot does not wait for a simulated one
+    task: TrackedTask  # may need object poses and the success signal
+    clock: str  # must be `realtime`: a robot cannot wait for a simulated clock
     discovery_range: str | None  # see `robot_rl.ros.environment`
-    control_rate_hz: float  # at which commands are published
-    namespace: str  # of the topics
-    joint_names: Sequence[str]  # this, and what is measured: see `Measurements`
+    control_rate_hz: float  # rate at which commands are published
+    namespace: str  # prefix of the topics
+    joint_names: Sequence[str]  # for this and the following fields see `Measurements`
     pose: bool
     twist: bool
     wrench: bool  # without it `limits.max_force` does not apply
     gripper: bool
     cameras: Sequence[CameraOptions]
-    track_objects: bool  # whether poses of objects are observed
-    limits: CartesianLimits  # for targets that are poses
-    joints: JointActionLimits | None  # where its targets are joint positions: within these
-    sensors: SensorLimits  # how fresh measurements must be
-    episodes: EpisodeStart  # brings the arm to where an episode starts
-    mirror: SceneMirror | None  # the world, for scripted experts; None for a real robot
+    track_objects: bool  # whether object poses are observed
+    limits: CartesianLimits  # for pose targets
+    joints: JointActionLimits | None  # limits for joint targets; None for pose targets
+    sensors: SensorLimits  # maximum ages of measurements
+    episodes: EpisodeStart  # moves the arm to the start of an episode
+    mirror: SceneMirror | None  # copy of the simulated world; None for a real robot
     attended: bool  # whether it waits for a `start`; a robot without a mirror always does
-    discovery_s: float = 2.0  # longest wait for ROS to discover what runs already [s]
+    discovery_s: float = 2.0  # longest wait for ROS discovery of running nodes [s]
 
     def __post_init__(self) -> None:
         self._check()
@@ -132,10 +132,10 @@ class RosRobot:
         self.opens_grippers = bool(self.episodes.opens_grippers)
         self._columns = [targets.columns.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names
-        self._problem: RobotInterrupted | None = None  # why nothing more is published
+        self._problem: RobotInterrupted | None = None  # why publishing is suspended
         command = qos.command_publisher(self.control_rate_hz)
         self._target = node.create_publisher(targets.kind, targets.topic, command)
-        # Nobody else may command it: so this publisher is there only where it is used.
+        # Other publishers on this topic are a conflict, so create this one only if it is used.
         self._grip = None
         if self._gripper_column or task.gripper_closed:
             self._grip = node.create_publisher(Float64, "gripper/command", command)
@@ -143,11 +143,11 @@ class RosRobot:
         self.observation_fields = self.measurements.fields
         applied = targets.applied_topic
         self._applied = Sensor(client, targets.kind, applied, math.inf, targets.target)
-        self._sent, self._sent_ns = self.limiter.target, -1  # the newest command and its stamp
+        self._sent, self._sent_ns = self.limiter.target, -1  # latest command and its stamp
         self.clamped = False
         self._mode = ArmMode(client)
-        self._stops = 0  # stops of the arm when the reset started
-        self._shown = 0.0  # when the arm's node last heard of this client [s]
+        self._stops = 0  # count of the arm's stops when the reset started
+        self._shown = 0.0  # last time the arm's node heard from this client [s]
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
         self.work_report = WorkReport(client)
@@ -155,16 +155,16 @@ class RosRobot:
     # -- Robot ------------------------------------------------------------------------------------
 
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Bring the arm to where the episode starts, and wait for fresh measurements.
+        """Move the arm to the episode's start and wait for fresh measurements.
 
-        Raises `RobotInterrupted` where something is missing, the operator has halted the robot, or
-        the arm is stopped or was meanwhile: it may be tried again, from the start. Raises
-        `PersonNeeded` where the arm does not arrive, or the goal is reached already.
+        Raises `RobotInterrupted` if a topic or service is missing, the operator has halted the
+        robot, or the arm is or was stopped; the caller may retry from the start. Raises
+        `PersonNeeded` if the arm does not arrive, or the goal is already reached.
         """
         self._prepare()
         self.episodes.perform(self, start_pose, rng)
         if self.opens_grippers:
-            self.command_gripper(0.0)  # for a node that did not know this process before
+            self.command_gripper(0.0)  # its node may not have discovered this process earlier
         self.wait_until_fresh()
         signal = self.measurements.success
         if signal is not None and signal.value(signal.newest()):  # every episode would succeed
@@ -177,15 +177,15 @@ class RosRobot:
         self._begin()
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Hold where the arm is, which may move again; raises as `reset`."""
+        """Hold the arm's current position and allow motion again; raises as `reset`."""
         self._prepare()
         self.hold()
         self._begin()
 
     def apply(self, action: Action) -> Action:
-        """Publish the target that an action (d,) in [-1, 1] leads to, and the gripper's.
+        """Publish the arm and gripper targets of an action (d,) in [-1, 1].
 
-        Raises `RobotInterrupted` where the robot holds; nothing was published.
+        Raises `RobotInterrupted` if the robot holds; the action is then not published.
         """
         motion = np.zeros(len(self.targets.columns))
         motion[self._columns] = action[: len(self._columns)]
@@ -201,10 +201,10 @@ class RosRobot:
         return action
 
     def advance(self, period: float) -> None:
-        """Time passes by itself."""
+        """Do nothing: real time passes by itself."""
 
     def observe(self) -> Observation:
-        """The measurements that were taken together; without them the robot holds, as `apply`."""
+        """Return measurements taken together; without them, hold and raise as `apply`."""
         self.client.check()
         with self._holding_at_trouble():
             self._check_alone()
@@ -212,20 +212,20 @@ class RosRobot:
             return self._assembled()
 
     def hold(self) -> None:
-        """Let the target be where the arm is; without a fresh measurement nothing is sent."""
+        """Set the target to the arm's position; send nothing without a fresh measurement."""
         try:
             place = self.measurements.place()
         except RobotInterrupted:
-            return  # where the arm is, is not known: its node holds by itself, without commands
+            return  # the position is unknown; without commands the arm's node holds on its own
         self.limiter.reset(place)
         self._send(place)
 
     def check_free(self) -> None:
-        """Raise `ArmStopped` where the arm's node says that the arm is stopped."""
+        """Raise `ArmStopped` if the arm's node reports that the arm is stopped."""
         self._mode.check()
 
     def missing(self) -> str:
-        """The topics and services that are missing, in words."""
+        """Describe the missing topics and services."""
         absent = self.measurements.missing()
         if self._operator is not None and not self._operator.stop.client.service_is_ready():
             absent.append(f"nobody serves {self.client.topic('stop')}")
@@ -236,20 +236,20 @@ class RosRobot:
         self.client.close()
 
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
-        """Let ROS clients say what an operator can say; see `robot_rl.ros.operator_services`."""
+        """Offer the operator's events as ROS services; see `robot_rl.ros.operator_services`."""
         self._operator, self._attend = OperatorServices(self.client, inbox, self._mode), attend
         wait_until(lambda: not self.missing(), self.discovery_s)
 
-    # -- for tasks, and for what brings the arm to its start --------------------------------------
+    # -- for tasks and episode starts -------------------------------------------------------------
 
     @property
     def simulated(self) -> bool:
-        """Whether the world is simulated, of which there then is a mirror, and nobody attends."""
+        """Whether the world is simulated (there is a mirror) and the robot is unattended."""
         return self.mirror is not None and not self.attended
 
     @property
     def simulated_task(self) -> SimTask | None:
-        """The task with its true state, kept as new as observations are; None on a real robot."""
+        """The task with its true state, updated with each observation; None on a real robot."""
         if self.mirror is None:
             return None
         if self.mirror.sensor is None:
@@ -257,21 +257,21 @@ class RosRobot:
         return self.mirror.task
 
     def tcp_pose(self) -> Vector:
-        """The newest measured pose (7,) of the TCP, base frame; `RobotInterrupted` without one."""
+        """Return the latest TCP pose (7,), base frame; `RobotInterrupted` without one."""
         return self.measurements.tcp_pose()
 
     def attend(self) -> None:
-        """Called again and again while the arm is moved to where an episode starts.
+        """Check for a halt; called repeatedly while the arm moves to the episode's start.
 
-        `RobotInterrupted`: the operator has halted the robot, or the arm stopped since the reset
-        began.
+        Raises `RobotInterrupted` if the operator halted the robot, or the arm was stopped since the
+        reset started.
         """
         self.client.check()
         self._attend()
         self._mode.check(self._stops)
 
     def accompany(self) -> None:
-        """Show the arm's node, during a motion of its own, that its client is alive."""
+        """Show the arm's node that its client is alive while the node runs its own motion."""
         self.attend()
         self._check_sources()
         now = time.monotonic()
@@ -280,52 +280,52 @@ class RosRobot:
             self._send(self.measurements.place())
 
     def move_target(self, target: Vector) -> None:
-        """Publish a target outside of episodes.
+        """Publish a target outside an episode.
 
-        `RobotInterrupted` as `attend`, and where a measurement is too old.
+        Raises `RobotInterrupted` as `attend` does, or if a measurement is too old.
         """
         self.attend()
         self._check_sources()
         self._send(target)
 
     def command_gripper(self, position: float) -> None:
-        """Publish where the gripper is to be, 0 open to 1 closed, if the task moves one."""
+        """Publish the gripper target, 0 open to 1 closed, if the task moves the gripper."""
         if self._grip is not None and self._gripper_column:
             self._grip.publish(Float64(data=position))
 
     def wait_until_fresh(self) -> None:
-        """Wait until every topic has given new measurements: not inside the control loop."""
+        """Wait for new measurements on every topic. Not for use in the control loop."""
         self.measurements.wait_until_fresh()
         self._assembled()
 
-    # -- how --------------------------------------------------------------------------------------
+    # -- implementation ---------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Forget what ended the last episode; nothing moves before all is there that must be."""
+        """Clear the last problem; check everything that is needed before the robot moves."""
         self._problem = None
         self.client.check()
         self._stops = self._mode.stops
         self.check_free()
         self._check_alone(replacing=True)
         self.wait_until_fresh()
-        if self._operator is not None:  # a stop that is posted must reach the arm
+        if self._operator is not None:  # the operator's stop must be able to reach the arm
             self.client.wait_for(self._operator.stop.client, self.sensors.start_timeout_s)
         if self._grip is not None and self.task.gripper_closed:
             self._grip.publish(Float64(data=1.0))
 
     def _check_alone(self, **where: bool) -> None:
-        """Raise `CommandConflict` where somebody else commands; `RosClient.check_alone`."""
+        """Raise `CommandConflict` if another node commands the arm; see `RosClient.check_alone`."""
         self.client.check_alone(self.targets.topic, **where)
         if self._grip is not None:
             self.client.check_alone("gripper/command", **where)
 
     def _check_sources(self) -> None:
-        """Check that nobody else commands, and that all measurements can be used."""
+        """Check that no other node commands the arm and that all measurements are usable."""
         self._check_alone()
         check_all(self.all_sensors)
 
     def _begin(self) -> None:
-        """Let the limiter begin where the arm is, with young pictures."""
+        """Start the limiter at the arm's current position, with recent camera images."""
         self.measurements.wait_for_pictures()
         self.attend()
         self.limiter.reset(self.measurements.place())
@@ -338,11 +338,11 @@ class RosRobot:
         return stamp
 
     def _was_limited(self) -> bool:
-        """Whether the arm's node applied another target than was sent, as far as it has answered.
+        """Whether the arm's node is known to have applied a different target than was sent.
 
-        It answers each accepted command, with its stamp and the target after the limits of
-        workspace, tilt, step and lead. Its limit of speed is not in it, nor a later hold,
-        which its `mode` says. A foreign node may not answer at all.
+        It answers each accepted command with the command's stamp and the target after the
+        workspace, tilt, step and lead limits. The speed limit is not included, nor a later hold,
+        which `mode` reports. A foreign node may not answer.
         """
         answer = self._applied.of_stamp(self._sent_ns)
         if answer is None:
@@ -359,7 +359,7 @@ class RosRobot:
 
     @contextmanager
     def _holding_at_trouble(self) -> Iterator[None]:
-        """Hold where a measurement is missing, and publish nothing until the next reset."""
+        """On `RobotInterrupted`, hold and publish nothing until the next reset."""
         if self._problem is not None:
             raise self._problem
         try:
@@ -370,7 +370,7 @@ class RosRobot:
             raise self._problem from None
 
     def _named(self, problem: RobotInterrupted) -> RobotInterrupted:
-        """The same, with the names of all publishers, which may come a little later than they."""
+        """Return the problem with all publishers' names, which may be discovered a little later."""
 
         def asked() -> bool:
             nonlocal problem

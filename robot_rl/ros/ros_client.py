@@ -1,4 +1,4 @@
-"""A ROS node inside a process that has other things to do."""
+"""A ROS node inside a process with other work to do."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ from robot_rl.ros.faults import CommandConflict, RosUnavailable, SensorLate, Ser
 
 _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
-# Time-outs of a person's requests; a reset answers when the arm has arrived.
+# Time-outs of a person's requests; a reset answers only when the arm has arrived.
 _ASKED_SECONDS, _CALL_SECONDS = 10.0, 60.0
-_DIAGNOSED_SECONDS = 3.0  # in which every node reports its state
-_SAID = ("driver", "connection", "fault")  # values that the message of a diagnostic repeats
-_GONE_SECONDS = 2.0  # after which a service that has vanished does not come back
+_DIAGNOSED_SECONDS = 3.0  # time for every node to report its state
+_SAID = ("driver", "connection", "fault")  # already in the diagnostic's message
+_GONE_SECONDS = 2.0  # a service missing for this long will not return
 
 
 _TRIGGER = "std_srvs/srv/Trigger"
 _PROCESS = re.compile(r"_\d+$")
-UNNAMED = "one whose name is still unknown"  # among the names of publishers
+UNNAMED = "one whose name is still unknown"  # used as a publisher's name
 
 
 def publisher_names(node: Node, topic: str) -> list[str]:
-    """Full names of the nodes that publish on a topic; one that was killed stays a while."""
+    """Full names of the nodes that publish on a topic; a killed node stays listed for a while."""
     infos = node.get_publishers_info_by_topic(topic)
     names = (f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
     return sorted(UNNAMED if "UNKNOWN" in name else name for name in names)
 
 
 def source_of(name: str) -> str:
-    """The full name of a node without the number of its process, which a restarted one changes."""
+    """Strip the process id from a node's full name, since a restart changes it."""
     return _PROCESS.sub("", name)
 
 
 def light_executor(context: Context) -> Executor:
-    """The executor that takes the least processor time per message.
+    """Return the executor with the lowest CPU time per message.
 
-    `EventsExecutor` came with rclpy 7.1.4. At 500 messages a second it took 0.11 of a core where
-    `SingleThreadedExecutor` took 0.30, which a control loop in the same process feels. Until 7.1.6
-    at least it fails at services that are coroutines: those need `SingleThreadedExecutor`. So does
-    a notebook, whose `sys.stderr` is no file: `EventsExecutor` prints fatal errors there.
+    `EventsExecutor` needs rclpy 7.1.4. At 500 messages per second it used 0.11 of a core,
+    `SingleThreadedExecutor` 0.30, which slows a control loop in the same process. Up to at least
+    7.1.6 it fails on coroutine services, which need `SingleThreadedExecutor`. Notebooks also need
+    it: their `sys.stderr` is not a file, and `EventsExecutor` prints fatal errors there.
     """
     try:
         from rclpy.experimental.events_executor import EventsExecutor
@@ -73,10 +73,10 @@ def light_executor(context: Context) -> Executor:
 
 
 class RosClient:
-    """A node in a context of its own, and the thread that runs its callbacks.
+    """A node in its own context, with a thread that runs its callbacks.
 
-    The process id is added to its name. Publishing with `node` is safe from every thread.
-    `executor` makes the executor; `light_executor` says what it cannot run.
+    The process id is appended to its name. Publishing with `node` is safe from every thread.
+    `executor` creates the executor; see `light_executor` for its limitations.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class RosClient:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._spin, name="ros", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a thread inside of ROS at the end of Python aborts it
+        atexit.register(self.close)  # Python aborts if a thread is inside ROS at exit
 
     @property
     def running(self) -> bool:
-        """Whether the callbacks still run; `check` says why not."""
+        """Whether the callback thread still runs; `check` raises the reason if not."""
         return self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise `RosUnavailable` where the callbacks do not run any more; its cause is why."""
+        """Raise `RosUnavailable` if the callback thread has failed, with the error as its cause."""
         if self._problem is not None:
             raise RosUnavailable(
                 "the thread of the ROS callbacks has ended", got=repr(self._problem)
@@ -114,10 +114,10 @@ class RosClient:
         return str(self.node.resolve_topic_name(name))
 
     def check_alone(self, topic: str, *, replacing: bool = False) -> None:
-        """Raise `CommandConflict` where others than this node publish on a topic of commands.
+        """Raise `CommandConflict` if other nodes publish on a command topic.
 
-        It does not wait. A process that is `replacing` one of its name, which may be listed for a
-        while, needs no `start` for that one.
+        Does not wait. With `replacing`, an earlier process of the same name, which may stay listed
+        for a while, is a conflict that needs no `start`.
         """
         topic = self.topic(topic)
         if self.node.count_publishers(topic) < 2:
@@ -139,9 +139,9 @@ class RosClient:
     def wait_for(
         self, server: Client, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait for a service's server. Not for the control loop.
+        """Wait for a service's server. Not for use in the control loop.
 
-        Raises `ServiceFailed` without one within `timeout_s` [s].
+        Raises `ServiceFailed` if there is none within `timeout_s` [s].
         """
 
         def served() -> bool:
@@ -167,16 +167,16 @@ class RosClient:
         meanwhile: Callable[[], None] = lambda: None,
         again_s: float = math.inf,
     ) -> Any:
-        """Call a service and wait for its answer. Not for the control loop.
+        """Call a service and wait for its answer. Not for use in the control loop.
 
         Args:
             kind: Type of the service.
-            name: Of the service.
-            request: Of that type.
-            timeout_s: For the server to be there, and for its answer from now on [s].
-            meanwhile: Called while waiting; what it raises ends the waiting, not the service.
-            again_s: Time without an answer after which it is called again [s], for services that
-                may be called twice. A server that has just discovered the client carries out the
+            name: Name of the service.
+            request: A request of that type.
+            timeout_s: Time for the server to appear and answer, in total [s].
+            meanwhile: Called while waiting; an error it raises ends the wait, not the service.
+            again_s: Repeat the call after this time without an answer [s]; only for services that
+                may be called twice. A server that has just discovered the client executes the
                 request but may lose the answer (https://github.com/ros2/ros2/issues/1253).
 
         Raises:
@@ -210,15 +210,15 @@ class RosClient:
     def trigger(
         self, name: str, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> str:
-        """Call a `std_srvs/Trigger` as `call` does; `ServiceFailed` also where it refuses."""
+        """Call a `std_srvs/Trigger` as `call` does; `ServiceFailed` also if it refuses."""
         answer = self.call(Trigger, name, Trigger.Request(), timeout_s, meanwhile)
         if not answer.success:
-            meanwhile()  # raises the cause of the refusal, where it is known
+            meanwhile()  # raises the cause of the refusal, if known
             raise ServiceFailed(f"{self.topic(name)} was refused", got=answer.message)
         return str(answer.message)
 
     def close(self) -> None:
-        """End the thread and the node; may be called again."""
+        """Stop the thread and destroy the node; safe to call repeatedly."""
         if self._ending.is_set():
             return
         atexit.unregister(self.close)
@@ -229,7 +229,7 @@ class RosClient:
         rclpy.try_shutdown(context=self._context)
 
     def _server(self, kind: Any, name: str) -> Client:
-        """The client of a service; it is kept, so that its server knows it at the next call."""
+        """Return a service's client; it is cached so that the server already knows it next time."""
         if name not in self._servers:
             self._servers[name] = self.node.create_client(kind, name)
         return self._servers[name]
@@ -240,14 +240,14 @@ class RosClient:
                 self._executor.spin_once(timeout_sec=_SPIN_SECONDS)
         except ExternalShutdownException as problem:
             self._problem = None if self._ending.is_set() else problem
-        except BaseException as problem:  # raised to the owner by `check`
+        except BaseException as problem:  # `check` raises it to the owner
             self._problem = problem
 
 
 def ask(service: str) -> str:
-    """Call a `std_srvs/Trigger` service, and return what it answers.
+    """Call a `std_srvs/Trigger` service and return its answer.
 
-    Raises `ServiceFailed` where nobody serves it, or it says no.
+    Raises `ServiceFailed` if the service is not available or refuses.
     """
     with _asking() as client:
         served = client.node.create_client(Trigger, service).service_is_ready
@@ -278,9 +278,10 @@ def ask(service: str) -> str:
 
 
 def newest_message(topic: str) -> str:
-    """Wait for a message of a topic, and return it in words.
+    """Wait for a message on a topic and return it as text.
 
-    Raises `SensorLate` where none comes, `RosUnavailable` where its type is not installed here.
+    Raises `SensorLate` if the topic has no publisher, and `RosUnavailable` if no message comes or
+    its type is not installed here.
     """
     with _asking() as client:
         publishers = wait_until(
@@ -300,13 +301,13 @@ def newest_message(topic: str) -> str:
                 got=f"nothing within {_ASKED_SECONDS:g} s, though {names} publishes it",
                 hint="perhaps nothing was published since; else see topic=/diagnostics",
             )
-        if kind.__name__ == "DiagnosticArray":  # each node has its own
+        if kind.__name__ == "DiagnosticArray":  # each node publishes its own array
             time.sleep(_DIAGNOSED_SECONDS)
     return _in_words(heard)
 
 
 def _in_words(heard: list[Any]) -> str:
-    """Messages for a person: a pose as files have it, diagnostics with a line for each node."""
+    """Format messages for a person: a pose as in files, diagnostics with one line per node."""
     newest = heard[-1]
     if hasattr(newest, "pose") and hasattr(newest.pose, "orientation"):
         at, turn = newest.pose.position, newest.pose.orientation
@@ -324,7 +325,7 @@ def _in_words(heard: list[Any]) -> str:
 
 
 def message_type(name: str) -> Any:
-    """The class of a ROS type such as `sensor_msgs/msg/Joy`, or `RosUnavailable`."""
+    """Return the class of a ROS type such as `sensor_msgs/msg/Joy`, or raise `RosUnavailable`."""
     package, _, kind = name.split("/")
     try:
         return getattr(importlib.import_module(f"{package}.msg"), kind)

@@ -1,4 +1,4 @@
-"""The newest measurements of topics, for a control loop that never waits for them."""
+"""The latest measurements of topics, for a control loop that never waits for them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from robot_rl.ros.ros_client import RosClient, publisher_names
 from robot_rl.ros.sole_source import SoleSubscription
 from robot_rl.safety import Plausibility
 
-# Fast topics are matched with slow ones: among so many messages.
+# Number of messages stored so that fast topics can be matched with slow ones.
 _KEPT = 64
-_SILENT_S = 1.0  # a message that is late by less may only be late
+_SILENT_S = 1.0  # shorter gaps may just be late messages
 
 
 class Received(NamedTuple):
-    """A message and when it was measured [ns, system clock] and received [s, steady clock]."""
+    """A message, its measurement time [ns, system clock] and receipt time [s, steady clock]."""
 
     message: Any
     stamp_ns: int
@@ -42,15 +42,15 @@ class Received(NamedTuple):
 
 
 class NodeHealth:
-    """The problems of the nodes behind topics, from `/diagnostics`."""
+    """Problems of the nodes that publish topics, from `/diagnostics`."""
 
     def __init__(self, client: RosClient) -> None:
         self._node = client.node
-        self._problems: dict[str, str] = {}  # by the node's full name
+        self._problems: dict[str, str] = {}  # by full node name
         self._node.create_subscription(DiagnosticArray, "/diagnostics", self._take, _KEPT)
 
     def behind(self, topic: str) -> str:
-        """The problems of the publishers of a topic; empty where they report none."""
+        """Describe the problems of a topic's publishers; empty if they report none."""
         names = publisher_names(self._node, topic)
         if not names:
             return "nobody publishes it"
@@ -70,40 +70,40 @@ class NodeHealth:
 class Sensor:
     """One subscribed topic; `count` is the number of new measurements so far.
 
-    A message with the stamp of the one before it is no new measurement. One with an earlier stamp
-    means that a clock was set back: what was received before is forgotten.
+    A message with the same stamp as the previous one is not a new measurement. An earlier stamp
+    means that a clock was set back, so the stored messages are discarded.
     """
 
-    client: RosClient  # the node
+    client: RosClient  # client whose node subscribes
     kind: Any  # type of the message
-    topic: str  # name, relative to the node's namespace; then the full name
-    # Age at which the newest message is too old [s]: since its receipt and, of stamped messages,
-    # since it was measured. A stamp ahead of the clock counts as late too.
+    topic: str  # name relative to the node's namespace; replaced by the full name
+    # Largest age of the latest message [s], measured from receipt and, for stamped messages, also
+    # from measurement. A stamp this far ahead of the clock counts as late too.
     limit_s: float
-    decode: Callable[[Any], Any]  # turns a message into what `value` returns
+    decode: Callable[[Any], Any]  # converts a message to the result of `value`
     _: KW_ONLY
     stamped: bool = True  # whether messages have a header
-    keep: int = _KEPT  # messages that are kept to be matched with those of other topics
-    health: NodeHealth | None = None  # tells why the topic is silent
-    # Judges `place`, the arm's place in the decoded message. After an impossible one nothing is
-    # believed until `forget`.
+    keep: int = _KEPT  # messages stored for matching with other topics
+    health: NodeHealth | None = None  # explains why the topic is silent
+    # Checks `place`, the arm's position in the decoded message. After an implausible one, no
+    # measurement is trusted until `forget`.
     plausibility: Plausibility | None = None
     place: Callable[[Any], Any] = lambda value: value
-    without: str = ""  # the setting that makes this topic optional, named if no message ever came
-    # Which messages count, where several nodes may publish the topic; None: all, of one node.
+    without: str = ""  # setting that makes this topic optional, reported if no message ever came
+    # Selects messages on a topic that several nodes may publish; None: one node, all messages.
     accepts: Callable[[Any], bool] | None = None
-    setting: str = ""  # name of the setting of `limit_s`, for the error
-    # The frame that messages must name; empty for any. A message that names none is believed, with
-    # one warning.
+    setting: str = ""  # name of the setting for `limit_s`, used in the error
+    # The frame that messages must specify; empty for any. A message without a frame is accepted,
+    # with a single warning.
     in_frame: Callable[[], str] = str
 
     def __post_init__(self) -> None:
         self.count = 0
-        self._repeated = -float("inf")  # when a message bore the stamp of the one before [s]
+        self._repeated = -float("inf")  # when a message last repeated the previous stamp [s]
         self._doubt: str | None = None
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=self.keep if self.stamped else 1)
-        self._warned = False  # that messages name no frame
+        self._warned = False  # about messages without a frame
         self._node = self.client.node
         relative, self.topic = self.topic, self.client.topic(self.topic)
         self._source = SoleSubscription(
@@ -116,7 +116,7 @@ class Sensor:
         )
 
     def conflict(self) -> MeasuredTwice | None:
-        """The error of several publishers, if there are."""
+        """Return the error for multiple publishers, if there are any."""
         if not self._source.problem():
             return None
         return MeasuredTwice(
@@ -127,7 +127,7 @@ class Sensor:
         )
 
     def trouble(self) -> RobotInterrupted | None:
-        """Why the newest measurement cannot be used: late, doubtful, or of two publishers."""
+        """Why the latest measurement is unusable: late, implausible, or from two publishers."""
         with self._lock:
             newest, doubt = self._kept[-1] if self._kept else None, self._doubt
         if (conflict := self.conflict()) is not None:
@@ -137,7 +137,7 @@ class Sensor:
         age = float("inf") if newest is None else time.monotonic() - newest.received
         if newest is None or age > self.limit_s:
             return SensorLate(self.topic, age, self.limit_s, self.why(), self.without)
-        # The system clock of another machine may differ.
+        # Another machine's system clock may differ.
         measured = 1e-9 * (time.time_ns() - newest.stamp_ns)
         if self.stamped and abs(measured) > self.limit_s:
             return MeasuredLate(self.topic, measured, self.limit_s, self.why(), self.setting)
@@ -145,40 +145,40 @@ class Sensor:
 
     @property
     def frame(self) -> str:
-        """The frame that the newest message names; empty where it names none."""
+        """The frame of the latest message; empty if it specifies none."""
         with self._lock:
             return str(self._kept[-1].message.header.frame_id) if self._kept else ""
 
     @property
     def is_published(self) -> bool:
-        """Whether a publisher of the topic is known."""
+        """Whether the topic has a known publisher."""
         return bool(self._source.publishers)
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing came for longer than a message may be late."""
+        """Whether the topic has been silent for longer than a message may be late."""
         return time.monotonic() - self._source.heard_at > max(self.limit_s, _SILENT_S)
 
     def newest(self) -> Received:
-        """The newest measurement; raises the `trouble` that there is."""
+        """Return the latest measurement, or raise its `trouble`."""
         check_all([self])
-        with self._lock:  # another thread may have forgotten what was received
+        with self._lock:  # another thread may have discarded the messages
             if self._kept:
                 return self._kept[-1]
         raise SensorLate(self.topic, float("inf"), self.limit_s, self.why(), self.without)
 
     def nearest(self, stamp_ns: int) -> Received:
-        """The measurement that was taken closest to a stamp."""
+        """Return the measurement taken closest to a stamp."""
         with self._lock:
             return min(self._kept, key=lambda one: abs(one.stamp_ns - stamp_ns))
 
     def of_stamp(self, stamp_ns: int) -> Received | None:
-        """The measurement with exactly this stamp, if it is one of the newest."""
+        """Return the measurement with exactly this stamp, if still stored."""
         with self._lock:
             return next((one for one in reversed(self._kept) if one.stamp_ns == stamp_ns), None)
 
     def value(self, received: Received) -> Any:
-        """The content of a measurement, or `BadMeasurement`, as for another frame."""
+        """Decode a measurement; `BadMeasurement` if it is invalid or in another frame."""
         message, expected = received.message, self.in_frame()
         try:
             if expected and not conversions.check_frame(message, expected) and not self._warned:
@@ -190,7 +190,7 @@ class Sensor:
             raise BadMeasurement(f"{self.topic}: {error}") from error
 
     def forget(self) -> None:
-        """Forget what was received, so that only later measurements count."""
+        """Discard stored messages, so that only later measurements count."""
         self._source.forget()
         with self._lock:
             self._kept.clear()
@@ -205,7 +205,7 @@ class Sensor:
         return "" if self.health is None else self.health.behind(self.topic)
 
     def receive(self, message: Any) -> None:
-        """Take a message, in the thread of the callbacks."""
+        """Store a message; runs in the callback thread."""
         stamp = to_nanoseconds(message.header.stamp) if self.stamped else time.time_ns()
         with self._lock:
             if self._kept and self.stamped:
@@ -225,16 +225,16 @@ class Sensor:
 
 
 def common_frame(sensors: Iterable[Sensor | None]) -> str:
-    """The frame that most of these name in their newest messages; of as many, that of the first.
+    """Return the most common frame in the sensors' latest messages; on a tie, the first.
 
-    It is empty where none names one: so that of several the one is blamed that is in another.
+    Empty if none specifies a frame. With several sensors, the odd one out is then the one blamed.
     """
     named = [frame for sensor in sensors if sensor is not None and (frame := sensor.frame)]
     return max(named, key=named.count, default="")
 
 
 def check_all(sensors: Iterable[Sensor]) -> None:
-    """Raise the `trouble` of the first of these topics that cannot be used."""
+    """Raise the `trouble` of the first unusable topic."""
     for sensor in sensors:
         if (trouble := sensor.trouble()) is not None:
             raise trouble
@@ -243,11 +243,11 @@ def check_all(sensors: Iterable[Sensor]) -> None:
 def together(
     aligned: Iterable[Sensor], newest: Iterable[Sensor], max_skew_s: float
 ) -> dict[Sensor, Received]:
-    """The measurements of one observation.
+    """Return the measurements of one observation.
 
-    Of `aligned` topics, which are fast, those are taken that were measured at the same time: when
-    the slowest of them was measured last. Of the others, the newest. Raises `SensorLate` where one
-    is silent, and `SensorsApart` where all came just now but are further apart than `max_skew_s`.
+    `aligned` topics are fast: from each, use the measurement closest in time to the latest one of
+    the slowest topic. From the others, use the latest. Raises `SensorLate` if a topic is silent,
+    and `SensorsApart` if all are current but differ by more than `max_skew_s` [s].
     """
     fast = list(aligned)
     reference = min(sensor.newest().stamp_ns for sensor in fast)
@@ -270,9 +270,9 @@ def together(
 
 
 def wait_for_all(sensors: Iterable[Sensor], count: int, timeout_s: float) -> None:
-    """Wait until each topic has given this many measurements: not inside the control loop.
+    """Wait until each topic has `count` measurements. Not for use in the control loop.
 
-    Raises `SensorLate` where one is silent, and `SensorSlow` where one has given fewer.
+    Raises `SensorLate` if a topic is silent, and `SensorSlow` if it has delivered fewer.
     """
     waiting = deque(sensors)
 

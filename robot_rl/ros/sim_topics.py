@@ -1,12 +1,12 @@
-"""The topics of a simulated world: what its owner publishes, and the copies that others keep.
+"""Topics of a simulated world, published by its owner and mirrored by other processes.
 
 Names are relative to the arm's namespace:
 
-publishes   sim/state (JointState: the stamp; frame_id is the model's fingerprint, and position
-            is the vector of `robot_rl.env.sim.world.SceneState`), object_poses (PoseArray),
-            task/success (Bool)
+publishes   sim/state (JointState with the stamp; frame_id is the model's fingerprint, and
+            position is the vector of `robot_rl.env.sim.world.SceneState`), object_poses
+            (PoseArray), task/success (Bool)
 subscribes  sim/gripper_command (Float64: 0 open to 1 closed)
-services    sim/reset (Trigger): begins the episode of the parameter `episode_seed`
+services    sim/reset (Trigger): starts the episode of the parameter `episode_seed`
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SceneTopics:
         return int(self._node.get_parameter("episode_seed").value or 0)
 
     def make(self, begin_episode: Callable[[], str]) -> None:
-        """Make them all; `begin_episode` does what sim/reset asks for, and says what it did."""
+        """Create the topics; `begin_episode` handles sim/reset and returns its message."""
         node, sensors = self._node, qos.sensor_publisher(self._node.rate_hz)
         self._scene = node.create_publisher(JointState, "sim/state", sensors)
         self._objects = node.create_publisher(PoseArray, "object_poses", sensors)
@@ -53,7 +53,7 @@ class SceneTopics:
         node.serve("sim/reset", begin_episode)
 
     def publish(self) -> None:
-        """Publish the scene as it is now."""
+        """Publish the current scene."""
         driver = self._node.driver
         scene = driver.scene()
         message = conversions.joint_state_message((), scene.state, None, scene.stamp_ns)
@@ -64,10 +64,10 @@ class SceneTopics:
 
 
 class SceneMirror:
-    """A copy of the world that the simulated arm's node owns, and the task in it.
+    """A copy of the world that the simulated arm's node owns, with the task in it.
 
-    Task, model and gripper are those of the arm. One thread uses it; messages of the world's state
-    arrive in another, at `sensor`, which is None before `listen`.
+    Task, model and gripper must match the arm's. Only one thread may use it. World states arrive in
+    another thread, at `sensor`, which is None before `listen`.
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor) -> None:
@@ -76,11 +76,11 @@ class SceneMirror:
         self._scene = SceneState(self.task.world)
 
     def listen(self, client: RosClient, limit_s: float) -> None:
-        """Begin to follow the world; a state older than `limit_s` is too old."""
+        """Start following the world; a state older than `limit_s` [s] is too old."""
         self.sensor = Sensor(client, JointState, "sim/state", limit_s, self._state)
 
     def update(self) -> int:
-        """Show the newest state, if anybody listens; returns its stamp [ns]."""
+        """Load the latest state, if subscribed; returns its stamp [ns], else 0."""
         if self.sensor is None:
             return 0
         newest = self.sensor.newest()

@@ -1,9 +1,9 @@
-"""Subscriptions to what must have one source: a command, or a measurement.
+"""Subscriptions to topics that must have one source: commands and measurements.
 
-Two publishers of one topic are noticed in two ways. The graph names them: nodes with different
-names are a conflict as soon as one of them is heard. Nodes of one name may be one that was killed
-and started again, since the killed one stays in the graph for up to 20 s: there the numbers that
-middleware gives to the messages of each publisher tell whether both still send.
+A second publisher is detected in two ways. The ROS graph lists node names: two different names are
+a conflict as soon as one of the nodes is heard. Two nodes of the same name may be a killed node and
+its replacement, since a killed node stays in the graph for up to 20 s. In that case the sequence
+numbers that the middleware gives each publisher's messages show whether both still send.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from rclpy.qos import QoSProfile
 
 from robot_rl.ros.ros_client import UNNAMED, publisher_names, source_of
 
-# Messages in a row that a busy machine may lose, and more of them per second.
+# Messages that an overloaded machine may lose in a row, and additional ones per second.
 _LOST, _LOST_HZ = 20, 2000.0
-# A killed publisher has been silent for this long before its replacement sends [s].
+# Minimum silence between a killed publisher's last message and its replacement's first [s].
 _RESTART_S = 0.3
-# The number from middleware that does not number messages, such as Cyclone DDS
+# Sequence number from middleware without message numbering, such as Cyclone DDS
 # (RMW_MESSAGE_INFO_SEQUENCE_NUMBER_UNSUPPORTED).
 UNNUMBERED = 2**64 - 1
-_NAMES_S = 0.1  # names are asked for at a change, and so often: it takes 60 us
+_NAMES_S = 0.1  # names are queried on a change and at this period: a query takes 60 us
 
 
 class _Heard(NamedTuple):
-    number: int  # counts the messages of its publisher
+    number: int  # its publisher's message count
     sent: float  # by the publisher's clock [s]
-    at: float  # when it was received, on the steady clock [s]
+    at: float  # receipt time, steady clock [s]
 
     def follows(self, last: _Heard) -> bool:
-        """Whether it may be the next one that was heard of the publisher of `last`."""
+        """Whether it may be the next message heard from the publisher of `last`."""
         missed = self.number - last.number - 1
         return 0 <= missed <= _LOST + _LOST_HZ * max(0.0, self.at - last.at)
 
 
 class SequenceNumbers:
-    """Tells by their numbers whether messages come from one publisher, or one that replaced it."""
+    """Uses sequence numbers to distinguish a restarted publisher from a second one."""
 
     def __init__(self) -> None:
         self._last: _Heard | None = None
         self._replaced: _Heard | None = None
 
     def accepts(self, number: int, sent: float, now: float) -> bool:
-        """Whether a message is no sign of a second publisher that sends too.
+        """Whether a message is compatible with a single active publisher.
 
-        It bears this number within its publisher, was sent at `sent` by that one's clock and
-        received at `now` on the steady clock [s].
+        `number` is its sequence number, `sent` its send time on the publisher's clock [s], and
+        `now` its receipt time on the steady clock [s].
         """
         new, last, replaced = _Heard(number, sent, now), self._last, self._replaced
         back = replaced is not None and new.follows(replaced)
         if last is None or (new.follows(last) and not (back and number - last.number > _LOST)):
             self._last = new
             return True
-        # By both clocks: messages of both may wait at a receiver that was held up.
+        # Check both clocks: if the receiver was blocked, messages of both publishers may be queued.
         if back or max(now - last.at, sent - last.sent) < _RESTART_S:
             return False
         self._replaced, self._last = last, new
@@ -67,22 +67,22 @@ class SequenceNumbers:
 
 
 class SoleSubscription:
-    """A subscription to a topic that must have one publisher; a second one is a lasting conflict.
+    """A subscription to a topic with one allowed publisher; a second one is a lasting conflict.
 
     Args:
-        node: Who subscribes.
+        node: The subscribing node.
         kind: Type of the messages.
         topic: Name of the topic.
-        take: Takes each message of a sole publisher, in the thread of the callbacks.
+        take: Called with each message of a sole publisher, in the callback thread.
         profile: Quality of service.
-        accepts: Which messages count, of a topic that several nodes have a share in: then only the
-            numbers of these are compared. None: of a topic of one node.
-        refused: Called with the reason for each message that is not taken.
+        accepts: Selects the relevant messages on a topic shared by several nodes; only their
+            sequence numbers are compared. None for a topic with one node.
+        refused: Called with the reason for each rejected message.
 
     Attributes:
         topic: The full name.
-        rivals: Names of all publishers once there were several; empty while there were not.
-        heard_at: When a message came last, on the steady clock [s], also one that was not taken.
+        rivals: Names of all publishers once a conflict was detected; otherwise empty.
+        heard_at: Receipt time of the last message, including rejected ones, steady clock [s].
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SoleSubscription:
         self._lock = threading.Lock()
         self._numbers = SequenceNumbers()
         self._count, self._ask_at = 0, 0.0
-        self._subscription: Any = None  # while a first message may come already
+        self._subscription: Any = None  # a message may arrive before this is set
         self.topic = str(node.resolve_topic_name(topic))
         self._subscription = node.create_subscription(
             kind, topic, _with_info(self._receive), profile
@@ -110,19 +110,19 @@ class SoleSubscription:
 
     @property
     def publishers(self) -> int:
-        """How many publishers are known; one that was killed counts for up to 20 s."""
+        """Number of known publishers; a killed one counts for up to 20 s."""
         made = self._subscription
         return 0 if made is None else int(made.get_publisher_count())
 
     def problem(self) -> str:
-        """The names of several publishers, once there were any; else empty."""
+        """Describe a publisher conflict, including a past one; empty without one."""
         with self._lock:
             self._look(time.monotonic())
             rivals = ", ".join(self.rivals)
         return f"{self.topic} has several publishers: {rivals}" if rivals else ""
 
     def forget(self) -> None:
-        """Accept the topic again from a sole publisher, after a person has looked or at a reset."""
+        """Accept a sole publisher again, after a person has checked or at a reset."""
         with self._lock:
             self.rivals, self._numbers, self._ask_at = (), SequenceNumbers(), 0.0
 
@@ -146,12 +146,12 @@ class SoleSubscription:
             self._refused(self.problem() or f"{self.topic} has {self._count} publishers")
 
     def _look(self, now: float) -> None:
-        """Ask the graph who publishes."""
+        """Query the graph for the publishers."""
         count = self.publishers
         if count == self._count and now < self._ask_at:
             return
         self._count, self._ask_at = count, now + _NAMES_S
-        if UNNAMED in self.rivals:  # a name comes a little later than its publisher
+        if UNNAMED in self.rivals:  # names are discovered slightly later than publishers
             self._note_rivals()
         elif count > 1 and self._accepts is None and not self.rivals:
             names = publisher_names(self._node, self.topic)
@@ -165,7 +165,7 @@ class SoleSubscription:
 
 
 def _with_info(take: Callable[[Any, Mapping[str, Any]], None]) -> Callable[..., None]:
-    """A callback that every executor gives a message's info to.
+    """Make a callback that receives the message info from every executor.
 
     `EventsExecutor` of rclpy 7.1.6 passes both as one pair.
     """

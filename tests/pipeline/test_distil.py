@@ -53,7 +53,7 @@ def test_a_stopped_lesson_says_that_it_begins_again(told, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(distil, "recorded", stopped)
+    monkeypatch.setattr(distil, "recorded_rows", stopped)
     code, said = told("distil")
     assert code == 130
     assert "to go on: from the beginning, by the same command with run=" in said

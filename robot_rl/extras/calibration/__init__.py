@@ -1,1 +1,1 @@
-"""Camera calibration: the board, the views of it, and where the camera is (hand-eye)."""
+"""Camera calibration: board, views, intrinsics, and hand-eye pose."""

@@ -1,7 +1,7 @@
-"""The calibration board, ChArUco, and the intrinsics of the camera that sees it.
+"""ChArUco calibration board, and estimation of camera intrinsics.
 
-The board is a chessboard whose white squares hold markers: a part of it is enough, and it cannot be
-taken for itself turned round.
+The board is a chessboard with markers in its white squares. A partial view is enough, and its
+orientation is unambiguous.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from robot_rl.errors import RobotRLError, require
 
 _LEAST_CORNERS = 6
 _LEAST_VIEWS = 8
-# Views in which the board is seen from the front say nothing of the focal length [pixels].
+# Largest accepted residual [pixels]. Frontal views alone do not determine the focal length.
 _LARGEST_RESIDUAL = 2.0
 
 
 class CalibrationError(RobotRLError):
-    """A calibration that cannot be done from what there is."""
+    """A calibration that is impossible with the available data."""
 
 
 class BoardNotFound(CalibrationError):
-    """A picture that does not show enough of the board."""
+    """An image that does not show enough of the board."""
 
 
 class Corners(NamedTuple):
-    """Inner corners of the board in one picture."""
+    """Inner board corners in one image."""
 
     points: npt.NDArray[np.float64]  # (n, 3), on the board: along columns and rows, z = 0 [m]
-    pixels: npt.NDArray[np.float64]  # (n, 2), in the picture
+    pixels: npt.NDArray[np.float64]  # (n, 2), in the image
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Board:
     rows: int = 5  # squares along y
     square: float = 0.03  # side of a square [m]; measure it after printing
     marker: float = 0.022  # side of a marker [m]
-    dictionary: str = "DICT_5X5_100"  # OpenCV's name of the set of markers
+    dictionary: str = "DICT_5X5_100"  # OpenCV's name of the marker dictionary
 
     def __post_init__(self) -> None:
         if self.columns < 3 or self.rows < 3:
@@ -65,7 +65,7 @@ class Board:
         return self.columns * self.square, self.rows * self.square
 
     def picture(self, pixels_per_metre: float) -> npt.NDArray[np.uint8]:
-        """The board to print: uint8 (H, W), without margin."""
+        """Render the board for printing: uint8 (H, W), without margin."""
         width, height = (round(side * pixels_per_metre) for side in self.size)
         image = self._charuco().generateImage((width, height), marginSize=0, borderBits=1)
         return np.asarray(image, np.uint8)
@@ -73,7 +73,7 @@ class Board:
     def find(self, image: npt.NDArray[np.uint8]) -> Corners:
         """Find the board's corners in an image, uint8 (H, W, 3) RGB.
 
-        Raises `BoardNotFound` where fewer than 6 corners are seen, or all on one line.
+        Raises `BoardNotFound` if fewer than 6 corners are visible, or all are on one line.
         """
         cv2 = require("cv2", "calibrate")
         charuco = self._charuco()
@@ -110,10 +110,10 @@ class Board:
 
 
 def estimate(views: Sequence[Corners], width: int, height: int) -> Intrinsics:
-    """Estimate how a camera with pictures of this size [pixels] projects, by OpenCV.
+    """Estimate the intrinsics of a camera with this image size [pixels], with OpenCV.
 
-    From at least 8 views, the board tilted and all over the picture; `CalibrationError` where they
-    are too few, or do not determine it.
+    Needs at least 8 views with the board tilted and in all parts of the image. Raises
+    `CalibrationError` if there are fewer, or if they do not determine the intrinsics.
     """
     if len(views) < _LEAST_VIEWS:
         raise CalibrationError(

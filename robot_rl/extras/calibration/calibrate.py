@@ -1,10 +1,10 @@
-"""`robot-rl calibrate`: draws the board, takes views of it, and works out where the camera is.
+"""`robot-rl calibrate`: draws the board, records views of it, and finds the camera's pose.
 
-Views are pictures, the arm's poses beside them, and the camera's intrinsics:
+Views are images with the arm's poses, and the camera's intrinsics:
 
-FOLDER/camera.json     how the camera projects
-FOLDER/view-00.png     a picture
-FOLDER/view-00.json    where the arm was: {"tcp_pose": [x, y, z, qx, qy, qz, qw]}
+FOLDER/camera.json     camera intrinsics
+FOLDER/view-00.png     image
+FOLDER/view-00.json    arm pose: {"tcp_pose": [x, y, z, qx, qy, qz, qw]}
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ Image = npt.NDArray[np.uint8]
 _DOTS_PER_METRE = 300 / 0.0254
 _PICTURE_S = 2.0
 _PICTURES_TRIED = 10
-# The arm counts as still below these speeds [m/s], [rad/s], and below these ways while a picture is
-# taken [m], [rad]: not every arm measures its speed.
+# The arm counts as still below these speeds [m/s], [rad/s], and below these displacements during
+# capture [m], [rad]: not every arm measures its speed.
 _STILL_SPEED = (0.002, 0.01)
 _STILL_WAY = (0.0005, 0.003)
 _HEAD = """\
 # Made by robot-rl calibrate camera. The pose is that of the camera's optical frame
 # (x right, y down, z forward), m and quaternion xyzw, in the frame that `frame` names.
 """
-# Beyond this the result deserves a second look [m].
+# A larger residual triggers a warning [m].
 _SUSPICIOUS = 0.005
 
 
 def run(what: str, path: str, **options: Any) -> None:
-    """Draw the board to a new PNG, or calibrate a camera by the views in a folder."""
+    """Draw the board to a new PNG, or calibrate a camera from a folder of views."""
     measures = ("columns", "rows", "square", "marker", "dictionary")
     board = Board(*(options[name] for name in measures))
     if what == "board":
@@ -68,17 +68,17 @@ def run(what: str, path: str, **options: Any) -> None:
 
 
 class ViewFolder:
-    """A folder of views, which is made when the first one is written."""
+    """A folder of views, created with the first view."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def pictures(self) -> list[Path]:
-        """The pictures that are there, in order."""
+        """Return the images in order."""
         return sorted(self.path.glob("view-*.png"))
 
     def add(self, image: Image, tcp_pose: npt.ArrayLike) -> Path:
-        """Write one more view: uint8 (H, W, 3) RGB, and the TCP's pose (7,) in the base frame."""
+        """Add a view: image uint8 (H, W, 3) RGB, and TCP pose (7,) in the base frame."""
         self.path.mkdir(parents=True, exist_ok=True)
         used = [int(path.stem.partition("-")[2]) for path in self.pictures()]
         picture = self.path / f"view-{max(used, default=-1) + 1:02d}.png"
@@ -90,7 +90,7 @@ class ViewFolder:
         return picture
 
     def set_intrinsics(self, intrinsics: Intrinsics) -> None:
-        """Write how the camera projects, unless the folder holds views of another one or size."""
+        """Write the intrinsics; `CalibrationError` if the folder has different ones."""
         there = self.intrinsics()
         if there is not None and there != intrinsics:
             raise CalibrationError(
@@ -104,17 +104,17 @@ class ViewFolder:
         (self.path / "camera.json").write_text(text, encoding="utf-8")
 
     def intrinsics(self) -> Intrinsics | None:
-        """How the camera projects; None if that is not known."""
+        """Return the intrinsics; None if unknown."""
         path = self.path / "camera.json"
         if not path.exists():
             return None
         return Intrinsics.of(_read(path), str(path))
 
     def find(self, board: Board) -> tuple[list[BoardView], dict[str, BoardNotFound]]:
-        """The views that show the board, and why the others do not, by name.
+        """Return the views that show the board, and the error of each other image by name.
 
-        Raises `CalibrationError` where there are no pictures, they differ in size, or none shows
-        it.
+        Raises `CalibrationError` if there are no images, they differ in size, or none shows the
+        board.
         """
         pictures = self.pictures()
         if not pictures:
@@ -142,7 +142,7 @@ class ViewFolder:
         return views, without
 
     def image(self, picture: Path) -> Image:
-        """A picture, uint8 (H, W, 3) RGB, of the size that `camera.json` says if it is there."""
+        """Read an image, uint8 (H, W, 3) RGB; its size must match `camera.json`, if that exists."""
         bgr = require("cv2", "calibrate").imread(str(picture))
         if bgr is None:
             raise CalibrationError("a picture cannot be read", got=picture)
@@ -194,7 +194,7 @@ def _draw(board: Board, path: Path) -> None:
 
 
 def _record(folder: ViewFolder, board: Board, camera: str | None, arm: str | None) -> None:
-    """Take a view each time the person presses Enter, until the end of the input."""
+    """Record a view each time the person presses Enter, until the end of the input."""
     if camera is None or arm is None:
         raise CalibrationError(
             "new views need the camera and the arm",
@@ -235,13 +235,13 @@ def _connected(file: str, family: type[Connected], connected: ExitStack) -> Conn
 def _take_view(folder: ViewFolder, board: Board, camera: Any, arm: Any) -> None:
     asked = time.time_ns()
     before = arm.read()
-    for _ in range(_PICTURES_TRIED):  # one may be waiting that was taken before
+    for _ in range(_PICTURES_TRIED):  # skip images taken before the request
         frame = camera.read(_PICTURE_S)
         if frame.stamp_ns >= asked:
             break
     after = arm.read()
     way = rotations.between(before.tcp_pose, after.tcp_pose)
-    speeds = (before.tcp_velocity, after.tcp_velocity)  # NaN where it is not measured
+    speeds = (before.tcp_velocity, after.tcp_velocity)  # NaN if not measured
     if _exceeds(way, _STILL_WAY) or any(_exceeds(speed, _STILL_SPEED) for speed in speeds):
         print("the arm moves: wait until it is still", flush=True)
         return
@@ -306,7 +306,7 @@ def _calibrate(folder: ViewFolder, board: Board, mount: Mount, which: str) -> No
 
 
 def _transform(pose: npt.NDArray[np.float64]) -> str:
-    """A pose (7,), as tf2's static_transform_publisher takes it."""
+    """Format a pose (7,) for tf2's static_transform_publisher."""
     names = ("x", "y", "z", "qx", "qy", "qz", "qw")
     return " ".join(f"--{name} {value:.6f}" for name, value in zip(names, pose, strict=True))
 

@@ -1,10 +1,10 @@
-"""Where a camera is: hand-eye calibration from views of a board.
+"""Hand-eye calibration: finds a camera's pose from views of a board.
 
-With the camera at the wrist the board lies still; with a fixed camera the gripper holds it. Both
-are A_i X C_i = B over the views i. X is the camera's pose, to be found. C_i is the board as seen
-by the camera. A_i is the TCP in the base frame, or the base in the TCP's frame for a fixed camera.
-B is the board's pose in the frame that A_i leads from, unknown but constant. OpenCV's closed
-solution is refined by least squares on the measured pixels of the corners.
+A wrist camera views a fixed board. For a fixed camera, the gripper holds the board. Both solve A_i
+X C_i = B over the views i. X is the unknown camera pose. C_i is the board in the camera frame. A_i
+is the TCP in the base frame, or for a fixed camera the base in the TCP frame. B is the board's pose
+in A_i's reference frame, unknown but constant. Least squares on the measured corner pixels refines
+OpenCV's closed-form solution.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from robot_rl.extras.calibration.board import CalibrationError, Corners
 Matrix = npt.NDArray[np.float64]
 Mount = Literal["wrist", "fixed"]
 _LEAST_VIEWS = 5
-# The arm must have turned about two axes by about this much, or X is not determined [rad].
+# The arm must rotate about two axes by about this much, or X is not determined [rad].
 _LEAST_TURN = np.deg2rad(5.0)
 
 
 class BoardView(NamedTuple):
-    """One picture of the board, and where the arm was."""
+    """One image of the board, and the arm's pose."""
 
-    name: str  # of the picture, for messages
-    tcp_pose: Matrix  # (7,) of the TCP in the base frame, m and quaternion xyzw
-    corners: Corners  # of the board, as found in it
+    name: str  # image name, for messages
+    tcp_pose: Matrix  # TCP pose (7,) in the base frame, m and quaternion xyzw
+    corners: Corners  # detected board corners
 
 
 class HandEye(NamedTuple):
-    """Result of a hand-eye calibration; residuals are root mean squares over the views."""
+    """Hand-eye calibration result; residuals are root mean squares over the views."""
 
-    # (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the TCP for a
+    # Pose (7,) of the camera's optical frame (x right, y down, z forward): in the TCP frame for a
     # wrist camera, in the base frame for a fixed one.
     pose: Matrix
-    pixels: float  # distance of the corners from where they should be
-    translation: float  # of the board's position in each view from the common one [m]
-    rotation: float  # of its orientation [rad]
-    worst_view: str  # name of the view with the largest error of position
-    worst_translation: float  # that error [m]
+    pixels: float  # reprojection error of the corners [pixels]
+    translation: float  # deviation of the board's position in each view from the common one [m]
+    rotation: float  # deviation of its orientation [rad]
+    worst_view: str  # view with the largest position error
+    worst_translation: float  # largest position error [m]
 
 
 def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: Mount) -> HandEye:
-    """Find the pose of a camera.
+    """Find a camera's pose.
 
-    From at least 5 views, between which the arm turned about two axes or more; `CalibrationError`
-    where they are too few, or the pose does not follow from the motion.
+    Needs at least 5 views, between which the arm rotated about two axes or more. Raises
+    `CalibrationError` if there are fewer, or if the motion does not determine the pose.
     """
     if len(views) < _LEAST_VIEWS:
         raise CalibrationError(
@@ -83,7 +83,7 @@ def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: Mount) -> H
         return _pixel_errors(views, arm, intrinsics, *where).ravel()
 
     start = np.concatenate([_to_vector(camera), _to_vector(board)])
-    # Robust: one view whose board slipped should show, not bend the result.
+    # Robust loss: a view in which the board slipped should stand out, not distort the result.
     best = least_squares(errors, start, x_scale="jac", loss="soft_l1").x
     camera, board = _from_vector(best[:6]), _from_vector(best[6:])
     boards = arm @ camera @ seen
@@ -102,7 +102,7 @@ def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: Mount) -> H
 
 
 def to_matrix(pose: npt.ArrayLike) -> Matrix:
-    """Homogeneous matrix (4, 4) of a pose (7,)."""
+    """Return the homogeneous matrix (4, 4) of a pose (7,)."""
     values = np.asarray(pose, np.float64)
     matrix = np.eye(4)
     matrix[:3, :3] = Rotation.from_quat(values[3:]).as_matrix()
@@ -111,7 +111,7 @@ def to_matrix(pose: npt.ArrayLike) -> Matrix:
 
 
 def to_pose(matrix: Matrix) -> Matrix:
-    """Pose (7,), m and quaternion xyzw, of a homogeneous matrix (4, 4)."""
+    """Return the pose (7,), m and quaternion xyzw, of a homogeneous matrix (4, 4)."""
     turn = Rotation.from_matrix(matrix[:3, :3]).as_quat(canonical=True)
     return np.concatenate([matrix[:3, 3], turn])
 
@@ -136,7 +136,7 @@ def _check_motion(arm: Matrix) -> None:
 
 
 def _board_pose(corners: Corners, intrinsics: Intrinsics) -> Matrix:
-    """The board in the camera's frame, (4, 4)."""
+    """Return the board's pose in the camera frame, (4, 4)."""
     cv2 = require("cv2", "calibrate")
     lens = intrinsics.matrix(), np.array(intrinsics.distortion)
     _, rotation, translation = cv2.solvePnP(*corners, *lens, flags=cv2.SOLVEPNP_IPPE)
@@ -147,7 +147,7 @@ def _board_pose(corners: Corners, intrinsics: Intrinsics) -> Matrix:
 def _pixel_errors(
     views: Sequence[BoardView], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
 ) -> Matrix:
-    """Difference (n, 2) of all corners seen from where camera and board put them [pixels]."""
+    """Return the reprojection errors (n, 2) of all corners [pixels]."""
     cv2 = require("cv2", "calibrate")
     lens = intrinsics.matrix(), np.array(intrinsics.distortion)
     errors = []

@@ -1,4 +1,4 @@
-"""`robot-rl calibrate`: finds where a camera is (hand-eye calibration)."""
+"""`robot-rl calibrate`: finds a camera's pose (hand-eye calibration)."""
 
 from robot_rl.plugins import Command, Option, Plugin
 

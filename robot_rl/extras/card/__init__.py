@@ -1,1 +1,1 @@
-"""The card of a policy."""
+"""Policy cards."""

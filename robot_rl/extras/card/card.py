@@ -1,6 +1,6 @@
-"""The card of a policy: where it comes from, how good it was found to be, and where it may act.
+"""Policy card: lineage, evaluation results, and operating limits.
 
-Everything in it comes from the files of its run.
+All content comes from the run's files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from robot_rl.run import (
 )
 
 CARD = "CARD.md"
-# Settings of a machine or of one command, which do not change the policy.
+# Machine or command settings, which do not affect the policy.
 _NOT_SETTINGS = (
     "choices",
     "runs_directory",
@@ -52,7 +52,7 @@ _NOT_SETTINGS = (
     "evaluation",
     "console",
     "run",
-    "distil",  # those of a student are in its lineage
+    "distil",  # a student's settings are in its lineage
 )
 
 
@@ -64,9 +64,9 @@ def policy_facts(
     behaviour: Behaviour,
     steps: int,
 ) -> dict[str, Any]:
-    """Collect what the card and `policy.json` say of the policy in `folder`.
+    """Collect the facts about the policy in `folder` for the card and `policy.json`.
 
-    `named` is its checkpoint, `steps` the environment steps behind it.
+    `named` is its checkpoint, `steps` its number of environment steps.
     """
     return {
         "robot_rl": package_version("robot_rl"),
@@ -81,7 +81,7 @@ def policy_facts(
 
 
 def write_card(run: RunDirectory, config: DictConfig) -> Path:
-    """Write the card of the deployed policy into the run; returns its path."""
+    """Write the deployed policy's card into the run; returns its path."""
     named = policy_checkpoint(run)
     folder = run.complete_folder(named) / "policy"
     facts = policy_facts(run, config, named, folder, *load_policy(run))
@@ -90,7 +90,7 @@ def write_card(run: RunDirectory, config: DictConfig) -> Path:
 
 
 def described(behaviour: Behaviour) -> dict[str, Any]:
-    """Describe how a policy acts, for the card and for the `policy.json` of an export."""
+    """Describe how a policy acts, for the card and an export's `policy.json`."""
     return {
         "task": behaviour.interface.task,
         "control_rate_hz": behaviour.interface.control_rate_hz,
@@ -103,7 +103,7 @@ def described(behaviour: Behaviour) -> dict[str, Any]:
 
 
 def card(run: RunDirectory, facts: Mapping[str, Any]) -> str:
-    """Write the card, in Markdown, from `policy_facts` or from the `policy.json` of an export."""
+    """Return the card in Markdown, from `policy_facts` or an export's `policy.json`."""
     config = OmegaConf.load(run.path / CONFIG_FILE)
     assert isinstance(config, DictConfig)
     lines = [f"# Policy card: {facts['task']}, {facts['policy']['kind']}", ""]
@@ -199,7 +199,7 @@ def _settings(config: DictConfig) -> list[str]:
 
 
 def _statistics(run: RunDirectory, facts: Mapping[str, Any]) -> list[str]:
-    """Evaluations of this policy, and of others of the run for comparison."""
+    """Return the evaluations of this policy, and of the run's others for comparison."""
     rows = []
     for record in (*run.read_jsonl("evaluations"), *run.read_jsonl("evaluate")):
         result = EvaluationResult.from_json(record)

@@ -1,4 +1,4 @@
-"""Writes the card of a run's policy: where it comes from, and how good it was found to be."""
+"""Writes the card of a run's policy: its lineage and evaluation results."""
 
 from robot_rl.plugins import Plugin
 

@@ -1,8 +1,8 @@
-"""Who may use the console: everybody on this machine; from other machines, with the token.
+"""Access control of the console: open on this machine, token required from other machines.
 
-Each request passes here, those that open a websocket included, and those to the 3-D viewers, which
-have no check of their own and listen on loopback only. The number of connections has a bound, and
-idle ones are closed.
+Every request passes through this module, including websocket upgrades and requests to the 3-D
+viewers, which have no check of their own and listen only on loopback. The number of connections is
+limited, and idle ones are closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 _COOKIE = "robot_rl_console"
 _TOKEN = "token"
 _LEAST_TOKEN_LENGTH = 16
-_CERTIFICATE_DAYS = "825"  # the most that browsers accept
+_CERTIFICATE_DAYS = "825"  # maximum that browsers accept
 MOST_CONNECTIONS = 64
 _LOOK_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 5.0
@@ -36,7 +36,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def read_token(path: str | None) -> str | None:
-    """Read the token that browsers must give; `ConsoleError` if that cannot be, or is too weak."""
+    """Read the token for browsers; `ConsoleError` if it cannot be read or is too weak."""
     if path is None:
         return None
     hint = f"make one: openssl rand -hex 16 > {path}"
@@ -55,7 +55,7 @@ def read_token(path: str | None) -> str | None:
 
 
 def check_host(host: str, token: str | None) -> None:
-    """Refuse, by a `ConsoleError`, to listen beyond this machine without a token."""
+    """Raise `ConsoleError` for listening beyond this machine without a token."""
     if token is None and not is_loopback(host):
         raise ConsoleError(
             "beyond this machine the console is opened with a token only: it moves the robot",
@@ -66,10 +66,10 @@ def check_host(host: str, token: str | None) -> None:
 
 
 def certificate(host: str, given: str | None, folder: Path) -> ssl.SSLContext | None:
-    """Load the encryption for other machines; None on loopback, which needs none.
+    """Load the TLS context for other machines; None on loopback, which needs none.
 
-    It is the given PEM file with certificate and key, or a self-signed one, which is made once and
-    kept in `folder`. `ConsoleError` where it cannot be read or made.
+    It uses the given PEM file with certificate and key, or a self-signed certificate that is
+    created once and stored in `folder`. `ConsoleError` if the file cannot be read or created.
     """
     if given is None and is_loopback(host):
         return None
@@ -89,7 +89,7 @@ def certificate(host: str, given: str | None, folder: Path) -> ssl.SSLContext | 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host name or address."""
+    """Whether a host name or address is reachable only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -97,12 +97,12 @@ def is_loopback(host: str) -> bool:
 
 
 class AccessGate:
-    """Lets requests through to the console, or refuses them.
+    """Admits or rejects requests to the console.
 
-    On loopback without a token everybody on this machine may come, but no foreign web page in a
-    browser here: such a page can only name its own origin and host. Browsers give the token once in
-    the address, as ``?token=…``, and from then on as a cookie. Where this connection is encrypted
-    (`secure`), the cookie is sent over encrypted ones only.
+    On loopback without a token, every user of this machine is admitted, but no foreign web page in
+    a local browser: such a page can only send its own origin and host. Browsers send the token once
+    in the address, as ``?token=…``, and then as a cookie. If this connection is encrypted
+    (`secure`), the cookie is sent only over encrypted ones.
     """
 
     def __init__(self, token: str | None, *, secure: bool) -> None:
@@ -110,7 +110,7 @@ class AccessGate:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer or refuse one request, or exchange its token for a cookie."""
+        """Admit or reject one request, or exchange its token for a cookie."""
         _check_origin(request.headers, known_names_only=self._token is None)
         if self._token is None:
             return await handler(request)
@@ -134,7 +134,7 @@ class AccessGate:
 
 def _check_origin(headers: CIMultiDictProxy[str], *, known_names_only: bool) -> None:
     host = headers.get("Host", "")
-    # A foreign page can make its own name point to this machine, but it cannot change that name.
+    # A foreign page can point its own host name to this machine, but cannot change that name.
     if known_names_only and not is_loopback(urlsplit(f"//{host}").hostname or ""):
         raise web.HTTPForbidden(text=f"the console is not called {host}")
     origin = headers.get("Origin")
@@ -143,7 +143,7 @@ def _check_origin(headers: CIMultiDictProxy[str], *, known_names_only: bool) -> 
 
 
 def _make_certificate(host: str, path: Path) -> None:
-    """Make a self-signed certificate and its key, in one file that only this user reads."""
+    """Create a self-signed certificate and its key, in one file that only this user can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(path)]
@@ -162,12 +162,12 @@ def _make_certificate(host: str, path: Path) -> None:
 
 @dataclass(eq=False)
 class _Use:
-    since: float  # steady time at which its last request was answered, or at which it came
-    answering: bool = False  # also for as long as it is a websocket
+    since: float  # monotonic time of the last response, or of the connection's start
+    answering: bool = False  # also while it is a websocket
 
 
 class Connections:
-    """Bounds the connections of a server: idle ones make room for new ones."""
+    """Limits the connections of a server: idle ones make room for new ones."""
 
     def __init__(self) -> None:
         self._server: web.Server | None = None
@@ -176,7 +176,7 @@ class Connections:
     async def listen(
         self, server: web.Server, host: str, port: int, encryption: ssl.SSLContext | None
     ) -> asyncio.Server:
-        """Let a server's connections come in; raises `OSError`."""
+        """Start to accept connections for a server; raises `OSError`."""
         self._server = server
         given = None if encryption is None else _HANDSHAKE_SECONDS
         loop = asyncio.get_running_loop()
@@ -185,7 +185,7 @@ class Connections:
         )
 
     def _new(self) -> asyncio.Protocol:
-        """Make the protocol of a new connection; refuse it where all others are in use."""
+        """Create the protocol of a new connection; refuse it if all others are in use."""
         assert self._server is not None
         self._update()
         if len(self._uses) >= MOST_CONNECTIONS:
@@ -197,7 +197,7 @@ class Connections:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note that a connection is used as long as a request is answered."""
+        """Mark a connection as used while a request is answered."""
         self._update()
         use = self._uses.get(request.transport) if request.transport else None
         if use is None:
@@ -209,9 +209,9 @@ class Connections:
             use.answering, use.since = False, time.monotonic()
 
     async def watch(self, idle_seconds: float) -> None:
-        """Close connections without a complete request for so long, until cancelled.
+        """Close connections idle for `idle_seconds` (no complete request), until cancelled.
 
-        One that is being answered stays.
+        Connections with a request in progress stay open.
         """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)

@@ -1,6 +1,6 @@
-"""The stored episodes of a run, for the console: listed, read whole, and replayed.
+"""The stored episodes of a run, for the console: list, read and replay them.
 
-Everything is read while the replay server may be writing; nothing is changed.
+Read-only, and safe while the replay server is writing.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class ListedEpisode:
     """One line in the list of episodes."""
 
     place: str  # `store` or `demonstrations`
-    number: int  # identifier in the store, or index among the demonstrations
-    steps: int  # actions taken
-    intervened_steps: int  # those of the operator
-    source: str  # who acted: demo, policy, or intervention
-    success: bool  # whether it reached its goal
-    complete: bool  # whether it is over
-    instruction: str  # the task in words
+    number: int  # identifier in the store, or index in the demonstrations
+    steps: int  # number of actions
+    intervened_steps: int  # steps by the operator
+    source: str  # actor: demo, policy, or intervention
+    success: bool  # whether the episode reached its goal
+    complete: bool  # whether the episode has ended
+    instruction: str  # the task as text
 
 
 @dataclass(frozen=True)
 class Recording:
-    """An episode to replay: (T + 1,) rows, or fewer of an episode that goes on."""
+    """An episode to replay: (T + 1,) rows, or fewer if it is still in progress."""
 
     listed: ListedEpisode
     schema: RowSchema
@@ -49,14 +49,14 @@ class Recording:
 
 
 class EpisodeLibrary:
-    """Lists and reads the episodes of one run, whose demonstrations may be another `dataset`."""
+    """Lists and reads the episodes of a run; its demonstrations may be another `dataset`."""
 
     def __init__(self, run: RunDirectory, dataset: Path | None = None) -> None:
         self._store = run.store
         self._demonstrations = dataset or run.demonstrations
 
     def newest(self, place: str, most: int, before: int | None = None) -> list[ListedEpisode]:
-        """List so many episodes of `store` or `demonstrations` before a number, newest first."""
+        """List up to `most` episodes of a place before a number, latest first."""
         readers = {STORE: self._in_store, DEMONSTRATIONS: self._in_dataset}
         if place not in readers:
             raise ConsoleError("episodes are in no such place", got=place, expected=list(readers))
@@ -64,7 +64,7 @@ class EpisodeLibrary:
         return listed[::-1][:most]
 
     def read(self, place: str, number: int) -> Recording:
-        """Read one episode whole; `ConsoleError` where it is not there, or has been evicted."""
+        """Read one whole episode; `ConsoleError` if it does not exist or was evicted."""
         listed = next(iter(self.newest(place, 1, number + 1)), None)
         if listed is None or listed.number != number:
             raise ConsoleError(
@@ -84,7 +84,7 @@ class EpisodeLibrary:
         if not is_store(self._store):
             return []
         with StoreReader(self._store) as reader:
-            records = reader.episodes()  # in the order of their numbers
+            records = reader.episodes()  # sorted by number
         return [
             ListedEpisode(
                 STORE,
@@ -119,7 +119,7 @@ class EpisodeLibrary:
 
 
 class EpisodePlayer:
-    """Plays one recording at its own rate, or slower or faster, beside the live view."""
+    """Plays one recording at its own rate, slower or faster, next to the live view."""
 
     def __init__(self) -> None:
         self._moved, self._changed = asyncio.Event(), asyncio.Event()
@@ -129,16 +129,16 @@ class EpisodePlayer:
         self._speed = 1.0
 
     def load(self, recording: Recording) -> None:
-        """Play a recording from its beginning."""
+        """Play a recording from the start."""
         self._recording, self._position = recording, 0.0
         self.control(playing=True)
 
     def control(
         self, *, playing: bool | None = None, row: int | None = None, speed: float | None = None
     ) -> None:
-        """Play or pause, go to a row, or take one of `SPEEDS`.
+        """Play or pause, go to a row, or set one of `SPEEDS`.
 
-        Playing at the end starts again at the beginning. A row beyond the ends is the nearest one.
+        Playing at the end restarts at the beginning. A row out of range is clamped.
         """
         if speed is not None:
             if speed not in SPEEDS:
@@ -155,18 +155,18 @@ class EpisodePlayer:
 
     @property
     def row(self) -> int:
-        """The row that is shown."""
+        """The row shown."""
         return min(int(self._position), self._last)
 
     def observation(self) -> Observation:
-        """Observation of the row that is shown; empty without a recording."""
+        """Observation of the row shown; empty without a recording."""
         if self._recording is None:
             return {}
         row = self._recording.rows[self.row]
         return {name: row[name] for name in self._recording.schema.observation_names}
 
     def describe(self) -> dict[str, Any]:
-        """Give what the page needs of the whole recording."""
+        """Return what the page needs to know about the whole recording."""
         assert self._recording is not None
         rows, schema = self._recording.rows, self._recording.schema
         return {
@@ -178,11 +178,11 @@ class EpisodePlayer:
         }
 
     def progress(self) -> dict[str, Any]:
-        """Row, speed, and whether it plays."""
+        """Row, speed, and whether it is playing."""
         return {"row": self.row, "playing": self._playing, "speed": self._speed}
 
     async def moved(self) -> None:
-        """Wait until another row is shown, or a setting has changed."""
+        """Wait until another row is shown or a setting changes."""
         await self._moved.wait()
         self._moved.clear()
 

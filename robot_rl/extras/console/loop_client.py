@@ -1,4 +1,4 @@
-"""The console's end of the link to a control loop, for an asyncio program."""
+"""The console's end of the link to a control loop, for asyncio."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from robot_rl.wire.endpoint import Endpoint, client_socket, read_endpoint
 from robot_rl.wire.messages import Decoder, Message, Refused, encode
 
 _HELLO_SECONDS = LEASE_SECONDS / 4
-# After so much silence the loop counts as gone [s].
+# Silence after which the loop counts as gone [s].
 _SILENCE_SECONDS = 3 * ALIVE_SECONDS
-_JOG_NUMBER = 0  # of every motion: nobody waits for their answers; events count from 1
+_JOG_NUMBER = 0  # for all motions: their answers are ignored; events count from 1
 
 
 class LoopClient:
-    """Follows the control loop of a run, in whichever process it runs.
+    """Follows the control loop of a run, in any process.
 
-    It finds a loop that is started later, or again, by the run's `loop_folder`.
+    It finds a loop that starts later, or restarts, through the run's `loop_folder`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,20 +49,20 @@ class LoopClient:
         self._heard = -float("inf")
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[None]] = {}
-        self._untaken_stop: int | None = None  # the number of the last stop that nobody answered
+        self._untaken_stop: int | None = None  # number of the last unacknowledged stop
         self._jog_problem = ""
         self._newest: Snapshot | None = None
         self._arrived = asyncio.Event()
-        # Of the last event: from sending to the loop's inbox and back [s].
+        # Of the last event: from sending it to the loop's inbox and back [s].
         self.round_trip_seconds: float | None = None
 
     @property
     def connected(self) -> bool:
-        """Whether a message of the loop's process came lately."""
+        """Whether a message from the loop's process arrived recently."""
         return time.monotonic() - self._heard < _SILENCE_SECONDS
 
     async def run(self) -> None:
-        """Keep in touch with the loop until cancelled; `WireError` if it is of another version."""
+        """Stay connected to the loop until cancelled; `WireError` if its version differs."""
         try:
             hello_at = 0.0
             while True:
@@ -77,17 +77,17 @@ class LoopClient:
             self._context.term()
 
     async def next_snapshot(self) -> Snapshot:
-        """Wait for a snapshot that was not given before; of several the newest is given."""
+        """Wait for the next snapshot; return the latest if several have arrived."""
         await self._arrived.wait()
         self._arrived.clear()
         assert self._newest is not None
         return self._newest
 
     async def post(self, event: str) -> None:
-        """Send an event to the loop, and wait for its receipt; `ConsoleError` without one.
+        """Send an event to the loop and wait for the acknowledgement; `ConsoleError` without one.
 
-        A stop without a receipt is sent again as soon as a loop answers: a process that is started
-        again must not move a robot that a person has stopped meanwhile.
+        A stop without an acknowledgement is sent again as soon as a loop answers: a restarted
+        process must not move a robot that a person has stopped in the meantime.
         """
         number = next(self._numbers)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -109,12 +109,12 @@ class LoopClient:
         self.round_trip_seconds = time.monotonic() - began
 
     def jog(self, motion: list[float], gripper: float | None) -> None:
-        """Move the robot for a moment; `check_jogged` says later if the loop refused it."""
+        """Move the robot for a moment; `check_jogged` raises later if the loop refused."""
         now = time.monotonic()
         self._say(Jog(request=_JOG_NUMBER, motion=tuple(motion), gripper=gripper, at=now))
 
     def check_jogged(self) -> None:
-        """Raise `ConsoleError` if the loop has refused a motion since this was asked last."""
+        """Raise `ConsoleError` if the loop has refused a motion since the last call."""
         problem, self._jog_problem = self._jog_problem, ""
         if problem:
             raise ConsoleError(problem)
@@ -135,13 +135,13 @@ class LoopClient:
             self._socket.connect(found.address)
 
     def _say(self, message: Message) -> bool:
-        """Send a message; returns False where there is no loop to send it to."""
+        """Send a message; return False if there is no loop."""
         if self._socket is None:
             return False
-        # The asynchronous socket, which afterwards reads what has arrived meanwhile.
+        # Use the asynchronous socket: afterwards it reads what has arrived in the meantime.
         sent = asyncio.ensure_future(self._socket.send_multipart(encode(message)))
         if not sent.done():
-            sent.cancel()  # now or not at all
+            sent.cancel()  # send now or drop
         return True
 
     async def _listen(self, seconds: float) -> None:
@@ -161,7 +161,7 @@ class LoopClient:
             self._say(Event(request=self._untaken_stop, event=OperatorEvent.STOP, at=self._heard))
 
     def _settle(self, answer: Taken | Refused) -> None:
-        """Hand the loop's answer to the call that waits for it."""
+        """Pass the loop's answer to the waiting call."""
         if answer.request == self._untaken_stop:
             self._untaken_stop = None
         if isinstance(answer, Refused) and answer.request == _JOG_NUMBER:

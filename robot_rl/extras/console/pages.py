@@ -1,4 +1,4 @@
-"""The open browser pages of a console: answers to their requests, and what they get unasked."""
+"""The open browser pages of a console: responses to their requests, and pushed updates."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from robot_rl.run import RunDirectory
 if TYPE_CHECKING:
     from robot_rl.extras.console.scene import RobotScene
 
-# Ends a batch of messages; the page answers when it has shown them.
+# Ends a batch of messages; the page replies once it has shown them.
 _MARK = json.dumps({"type": "mark"})
 _LISTED_EPISODES = 100
 LIVE, REPLAY = "live", "replay"
 _CURVES_SECONDS = 2.0
 _STATUS_SECONDS = 0.25
-# Numbers of the observation that a page shows.
+# Numeric observations that a page shows.
 _SHOWN = ("state/tcp_pose", "state/tcp_velocity", "state/tcp_wrench")
 _MOST_POINTS = 400
 _MOST_PENDING = 64
@@ -40,11 +40,11 @@ def _kind(name: str) -> str:
 
 
 class PageRequest(msgspec.Struct, tag_field="do", tag=_kind):
-    """A request of a page; each kind is named like its class, `PageJog` jog."""
+    """A request from a page; its kind is the class name without `Page`: `PageJog` is jog."""
 
 
 class Shown(PageRequest):
-    """The page has shown what it was sent."""
+    """The page has shown the last batch."""
 
 
 class PageEvent(PageRequest):
@@ -54,28 +54,28 @@ class PageEvent(PageRequest):
 
 
 class PageJog(PageRequest):
-    """A motion of the operator's, for a moment."""
+    """A jog motion by the operator, for a moment."""
 
     motion: list[float]
     gripper: float | None = None
 
 
 class PageEpisodes(PageRequest):
-    """The newest episodes of a place, or those before a number."""
+    """Request for the latest episodes of a place, or those before a number."""
 
     place: str
     before: int | None = None
 
 
 class Replay(PageRequest):
-    """An episode, to be replayed."""
+    """Request to replay an episode."""
 
     place: str
     number: int
 
 
 class Control(PageRequest):
-    """A change of the replay."""
+    """A change of the replay's state."""
 
     playing: bool | None = None
     row: int | None = None
@@ -86,10 +86,10 @@ _REQUESTS = msgspec.json.Decoder(Shown | PageEvent | PageJog | PageEpisodes | Re
 
 
 class Page:
-    """One browser page. A message that it has no time for is replaced by a newer one.
+    """One browser page. Messages that it is not ready for are replaced by newer ones.
 
-    It gets the next messages when it has said that it has shown the ones before. Otherwise the
-    network would hold seconds of images for a slow browser, and the operator would see the past.
+    It gets the next batch only after confirming that the previous one is shown. Otherwise the
+    network would buffer seconds of images for a slow browser, and the operator would see the past.
     """
 
     def __init__(self, socket: web.WebSocketResponse) -> None:
@@ -99,14 +99,14 @@ class Page:
         self.shown = asyncio.Event()
 
     def put(self, key: str, message: str | bytes) -> None:
-        """Send a message when the page is ready, unless a newer one of this key comes first."""
+        """Send a message once the page is ready, unless a newer one with this key replaces it."""
         self._pending[key] = message
-        if len(self._pending) > _MOST_PENDING:  # answers that a page asks for and never shows
+        if len(self._pending) > _MOST_PENDING:  # answers that a page requests but never shows
             del self._pending[next(iter(self._pending))]
         self._filled.set()
 
     async def write(self) -> None:
-        """Send what was put, until the page is closed."""
+        """Send the pending messages until the page is closed."""
         while not self._socket.closed:
             await self._filled.wait()
             self._filled.clear()
@@ -121,11 +121,11 @@ class Page:
 
 
 class Pages:
-    """All open pages. One that is opened or reloaded gets everything that the others know.
+    """All open pages. A page that is opened or reloaded gets everything that the others have.
 
-    Requests are answered side by side: a stop does not wait for a list of episodes. Of the messages
-    that pages get unasked, the newest counts. `scenes` are the `live` and the `replay` one; a robot
-    without a model has none.
+    Requests are handled concurrently: a stop does not wait for a list of episodes. Of the pushed
+    messages, only the latest of each kind counts. `scenes` are `live` and `replay`; empty for a
+    robot without a model.
     """
 
     def __init__(
@@ -144,36 +144,36 @@ class Pages:
         self._replays_asked = 0
 
     def works(self) -> list[Coroutine[Any, Any, None]]:
-        """Coroutines that send news to the pages for as long as the console runs."""
+        """Coroutines that push updates to the pages while the console runs."""
         return [self._send_live(), self._send_status(), self._send_replay(), self._send_curves()]
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
-        """Send a message to all pages, and to later ones until a newer message of its kind."""
+        """Send a message to all pages, and to new pages until a newer message of its kind."""
         message = _packed(kind, content)
         if self._last.get(kind) != message:
             self.send_packed(kind, message)
 
     def send_packed(self, key: str, message: str | bytes) -> None:
-        """Send a message that is packed already; a page keeps the newest of each key."""
+        """Send an encoded message; a page stores only the latest of each key."""
         self._last[key] = message
         for page in self._open:
             page.put(key, message)
 
     def add(self, page: Page) -> None:
-        """Open a page."""
+        """Add an open page."""
         self._open.add(page)
         for key, message in self._last.items():
             page.put(key, message)
 
     def remove(self, page: Page) -> None:
-        """Close a page: if it was jogging, the robot stops moving."""
+        """Remove a closed page; if it was jogging, the robot stops moving."""
         self._open.discard(page)
         if page in self._jogging:
             self._jogging.discard(page)
             self._client.jog([0.0] * 6, None)
 
     async def answer(self, page: Page, text: str) -> None:
-        """Answer one request of a page, or tell it what is wrong."""
+        """Answer one request of a page, or report its error."""
         try:
             await self._do(page, _REQUESTS.decode(text))
         except (RobotRLError, msgspec.MsgspecError) as error:
@@ -206,8 +206,8 @@ class Pages:
         mine = self._replays_asked
         recording = await asyncio.to_thread(self._library.read, place, number)
         if mine != self._replays_asked:
-            return  # the operator has chosen another one meanwhile
-        # Pictures of the recording before are not for later pages.
+            return  # the operator has selected another one since
+        # New pages must not get images of the previous recording.
         self._last = {k: m for k, m in self._last.items() if not k.startswith("replay")}
         self._player.load(recording)
         self.send("recording", self._player.describe())
@@ -247,7 +247,7 @@ class Pages:
             await asyncio.sleep(_CURVES_SECONDS)
 
     async def _picture(self, view: str, observation: Observation) -> None:
-        """Show what was observed: in the 3-D scene and as camera images."""
+        """Show an observation in the 3-D scene and as camera images."""
         if not self._open:
             return
         if view in self._scenes:
@@ -255,7 +255,7 @@ class Pages:
         encoded = await asyncio.to_thread(jpegs, observation)
         for camera, jpeg in encoded.items():
             head = f"{view}/{camera}".encode()
-            # The length of the head, the head, the JPEG.
+            # Header length, header, JPEG.
             self.send_packed(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
 
 
@@ -264,11 +264,11 @@ def _packed(kind: str, content: dict[str, Any]) -> str:
 
 
 def read_curves(run: RunDirectory) -> dict[str, Any]:
-    """Read what the console draws.
+    """Read the data for the console's charts.
 
-    Of the `evaluations`: environment steps, success rate and its 95 % interval's ends. Of
-    `success`, and of the operator's share of steps: environment steps, and the mean over the last
-    `window`.
+    `evaluations`: environment steps, success rate, and the ends of its 95 % interval. `success` and
+    `interventions` (fraction of operator steps): environment steps, and the mean over the last
+    `window` episodes.
     """
     records = read_run(run)
     steps = [float(record["environment_steps"]) for record in records.episodes]
@@ -287,6 +287,6 @@ def read_curves(run: RunDirectory) -> dict[str, Any]:
 
 
 def _running_mean(x: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
-    """The mean of the last episodes at each x, at no more points than a chart shows."""
+    """Rolling mean over the last episodes at each x, thinned to the chart's resolution."""
     every = max(1, -(-len(values) // _MOST_POINTS))
     return list(zip(x, rolling_mean(values, RECENT_EPISODES), strict=True))[::-1][::every][::-1]

@@ -1,4 +1,4 @@
-"""`robot-rl console`: the operator's console of a run, in a browser."""
+"""`robot-rl console`: a run's operator console, in a browser."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def run(config: DictConfig) -> None:
-    """Serve the console of the run `config.run` until asked to end."""
-    from robot_rl.errors import require  # late: a command imports only what it needs
+    """Serve the console of the run `config.run` until asked to stop."""
+    from robot_rl.errors import require  # late import: a command imports only what it needs
     from robot_rl.processes.machine import yield_to_control_loop
     from robot_rl.run import RunDirectory
 
     directory = RunDirectory.open(config.run, config.runs_directory)
-    # Whatever the clock is: the browser can wait, and the control loop cannot.
+    # On any clock: the browser can wait, the control loop cannot.
     yield_to_control_loop("realtime")
     for package in ("aiohttp", "viser"):
         require(package, "console")

@@ -1,7 +1,7 @@
 """The robot in 3-D: the bodies of its MJCF as primitives in a viser scene.
 
-It shows only what the robot reports: joints from `state/joint_positions` and
-`state/gripper_position`, objects from `state/object_poses`.
+It shows only reported state: joints from `state/joint_positions` and `state/gripper_position`,
+objects from `state/object_poses`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _NO_OFFSET: Vector = np.concatenate([np.zeros(3), rotations.about_z(0.0)])
 
 
 class RobotScene:
-    """Draws the robot of an MJCF, and what its task adds, for a viewer at `port` of loopback."""
+    """Draws the robot of an MJCF, and its task's objects, for a viewer at `port` of loopback."""
 
     def __init__(self, model_path: Path, task: SimTask | None) -> None:
         self.port = free_port()
-        with redirect_stdout(io.StringIO()):  # its banner names a port that nobody is to open
+        with redirect_stdout(io.StringIO()):  # its banner shows a port that users must not open
             self._server = viser.ViserServer(LOOPBACK, self.port, verbose=False)
         self._server.gui.configure_theme(show_logo=False, show_share_button=False)
         spec = mujoco.MjSpec.from_file(str(model_path))
@@ -47,7 +47,7 @@ class RobotScene:
             task.build(spec)
         self._model = spec.compile()
         self._data = mujoco.MjData(self._model)
-        # All hinges, in the order of the model.
+        # All hinges, in model order.
         self._joints = self._model.jnt_qposadr[self._model.jnt_type == _HINGE].tolist()
         names = {self._model.joint(index).name: index for index in range(self._model.njnt)}
         fingers = [names[finger] for finger in FINGERS if finger in names]
@@ -64,7 +64,7 @@ class RobotScene:
         self._update()
 
     def show(self, observation: Observation) -> None:
-        """Move everything to where an observation has it; the rest stays."""
+        """Move everything in an observation to its observed pose; leave the rest."""
         data = self._data
         if "state/joint_positions" in observation:
             angles = observation["state/joint_positions"][: len(self._joints)]
@@ -91,7 +91,7 @@ class RobotScene:
                 self._lead.visible = bool(np.abs(lead[:3]).max() > 0.002)
 
     def _object(self, name: str) -> tuple[int, Vector]:
-        """The body that an observed frame belongs to, and the body's pose in that frame."""
+        """Return the body of an observed frame, and the body's pose in that frame."""
         model = self._model
         if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, name) >= 0:
             return int(model.body(name).id), _NO_OFFSET
@@ -112,7 +112,7 @@ class RobotScene:
     def _draw_surroundings(self) -> None:
         scene = self._server.scene
         scene.set_up_direction("+z")
-        # Operators' laptops draw this too: no shadows, no reflections.
+        # Must run on operators' laptops: no shadows, no reflections.
         scene.configure_default_lights(cast_shadow=False)
         scene.configure_environment_map(hdri=None)
         scene.add_light_ambient("/light", intensity=1.2)
@@ -173,7 +173,7 @@ class RobotScene:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses at the moment."""
+    """Return a currently unused port of loopback."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

@@ -1,8 +1,7 @@
 """`robot-rl console`: a web server with one page, its websocket, and the 3-D viewers behind it.
 
-Text messages are JSON, those to a page with a `type` and those from it with a `do`; binary ones are
-camera images, see `Pages`. A page keeps nothing itself: when it is reloaded, it gets everything
-again.
+Text messages are JSON, with a `type` to the page and a `do` from it; binary messages are camera
+images, see `Pages`. A page stores no state: when reloaded, it gets everything again.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 _PAGE = Path(__file__).parent / "page"
 _MOST_MESSAGE_BYTES = 4096
-_MOST_ASKED = 64  # that one page waits for
+_MOST_ASKED = 64  # maximum pending requests of a page
 _PING_SECONDS = 30.0
 _SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'",
@@ -50,8 +49,8 @@ _HOP_HEADERS = frozenset(
     ("connection", "content-encoding", "content-length", "keep-alive", "transfer-encoding")
 )
 _MOST_VIEWER_BYTES = 64 << 20
-_MOST_SAID_BYTES = 1 << 20  # to a viewer, in one message
-# Without viser's own panel and notices, for the console has the buttons; and see viewer.js.
+_MOST_SAID_BYTES = 1 << 20  # maximum message size to a viewer
+# Hides viser's own panel and notices, since the console has the buttons; see also viewer.js.
 _ADDED_TO_PAGE = (
     b"<style>.mantine-Paper-root,.mantine-Notifications-root{display:none!important}</style>"
     b'<script src="/viewer.js"></script>'
@@ -59,7 +58,7 @@ _ADDED_TO_PAGE = (
 
 
 async def serve_console(config: DictConfig, run: RunDirectory) -> None:
-    """Serve the console of a run until asked to end."""
+    """Serve the console of a run until asked to stop."""
     settings = config.console
     host, actor = str(settings.host), int(config.actor)
     token = access.read_token(settings.token_file)
@@ -81,7 +80,7 @@ async def serve_console(config: DictConfig, run: RunDirectory) -> None:
     server = ConsoleServer(run, facts, loop_folder(run, actor), library, _scenes(config), gate)
 
     def ready(port: int) -> None:
-        # The token itself stays out of terminals and log files.
+        # Keep the token itself out of terminals and log files.
         query = f"?token=TOKEN, with the token that is in {settings.token_file}" if token else ""
         scheme = "http" if encryption is None else "https"
         shown = f"[{host}]" if ":" in host else host
@@ -91,10 +90,10 @@ async def serve_console(config: DictConfig, run: RunDirectory) -> None:
 
 
 def _views(config: DictConfig) -> dict[str, dict[str, Any]]:
-    """Say for each camera with a node of its own which part of its picture it publishes.
+    """Return, for each camera with its own node, the part of its image that the node publishes.
 
-    `part` is left, top, width and height in the pixels of the device; `size` is the published width
-    and height.
+    `part` is left, top, width and height in device pixels; `size` is the published width and
+    height.
     """
     found: dict[str, dict[str, Any]] = {}
     for node in node_table(config):
@@ -111,11 +110,11 @@ def _views(config: DictConfig) -> dict[str, dict[str, Any]]:
 
 
 def _scenes(config: DictConfig) -> dict[str, Any]:
-    """Make the 3-D scenes, if the robot has a model."""
+    """Create the 3-D scenes, if the robot has a model."""
     model = config.console.model or config.robot.get("model")
     if not model:
         return {}
-    from robot_rl.extras.console.scene import RobotScene  # late: viser takes a moment
+    from robot_rl.extras.console.scene import RobotScene  # late import: viser takes a moment
 
     form = config.task.get("environment")  # a task of a real robot has none
     task = registry.make(form, Task) if form else None
@@ -129,11 +128,11 @@ class ConsoleServer:
 
     run: RunDirectory
     facts: dict[str, Any]  # constants that a page shows, such as the task and its rate
-    loop_folder: Path  # where the control loop says how it is reached
+    loop_folder: Path  # where the control loop publishes its address
     library: EpisodeLibrary  # the stored episodes
     scenes: dict[str, RobotScene]  # `live` and `replay`; empty for robots without a model
-    gate: access.AccessGate  # who may come in
-    idle_seconds: float = 15.0  # a connection without a complete request for so long is closed
+    gate: access.AccessGate  # access control
+    idle_seconds: float = 15.0  # an idle connection without a complete request is closed after this
 
     def __post_init__(self) -> None:
         self._client = LoopClient(self.loop_folder)
@@ -150,7 +149,7 @@ class ConsoleServer:
         stop: asyncio.Event,
         ready: Callable[[int], None],
     ) -> None:
-        """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0."""
+        """Serve until `stop` is set; call `ready` with the port; 0 selects a free one."""
         session = aiohttp.ClientSession()
         proxies = {name: ViewerProxy(scene.port, session) for name, scene in self.scenes.items()}
         connections = access.Connections()
@@ -203,7 +202,7 @@ class ConsoleServer:
         return web.FileResponse(_PAGE / (request.path.removeprefix("/") or "index.html"))
 
     async def _wanted(self, request: web.Request) -> web.StreamResponse:
-        """Give the picture of a scene that a person is to put back."""
+        """Return the image of a scene that a person has to restore."""
         named = request.match_info
         return web.FileResponse(self.run.path / SCENES / named["seed"] / f"{named['camera']}.jpg")
 
@@ -231,26 +230,26 @@ class ConsoleServer:
 
 
 _LOGGER = logging.getLogger(__name__)
-# A request that is not HTTP is answered with 400; that is no fault of the server.
+# A request that is not HTTP gets a 400; it is not a server error.
 _LOGGER.addFilter(
     lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 )
 
 
 async def _secure(request: web.Request, response: web.StreamResponse) -> None:
-    if not request.path.startswith("/scene/"):  # viser's pages have parts of other kinds
+    if not request.path.startswith("/scene/"):  # viser's pages need other kinds of content
         response.headers.update(_SECURITY_HEADERS)
 
 
 @dataclass(frozen=True)
 class ViewerProxy:
-    """Passes requests on to a viser server on loopback, which has no access control of its own."""
+    """Forwards requests to a viser server on loopback, which has no access control of its own."""
 
     port: int
     session: aiohttp.ClientSession
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Pass on one request, or all messages of a websocket."""
+        """Forward one request, or all messages of a websocket."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._join(request)
         address = f"http://{access.LOOPBACK}:{self.port}/{request.match_info['path']}"

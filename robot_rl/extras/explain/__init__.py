@@ -1,1 +1,1 @@
-"""Why a run does not learn."""
+"""Explain why a run does not learn."""

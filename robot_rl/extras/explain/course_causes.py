@@ -1,4 +1,4 @@
-"""Causes in the settings of learning, and in its course."""
+"""Causes in the learning settings and in the course of a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from robot_rl.extras.explain.evidence import Cause, Check, Evidence, percent
 from robot_rl.learning.blocks import Blocks
 from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY, CONFIG_FILE, LEARNED_POLICY
 
-_MANY = 40  # of them, before which success rates are not compared
-_FAR = 30.0  # times that a setting may be off its default, or 1/30 of it
-_SOME = 5  # episodes of the policy, before which nothing is said of them
+_MANY = 40  # minimum number of episodes to compare success rates
+_FAR = 30.0  # factor by which a setting may differ from its default, either way
+_SOME = 5  # minimum number of policy episodes for a verdict
 _RATES = ("exploring_success", "learned_success", "base_success")
 
 
 def settings(evidence: Evidence) -> Cause | None:
-    """Numbers of cloning or learning that are far from their defaults, where nothing succeeds."""
+    """Cloning or learning settings far from their defaults, while nothing succeeds."""
     far = []
     for key, value, default in changed_settings(evidence.config):
         numbers = all(type(each) in (int, float) and each > 0 for each in (value, default))
@@ -42,7 +42,7 @@ def settings(evidence: Evidence) -> Cause | None:
 
 
 def conditions(evidence: Evidence) -> Cause | None:
-    """Demonstrations of another run, which were recorded on another robot or in another domain."""
+    """Demonstrations recorded on another robot or in another domain."""
     dataset = evidence.setting("dataset")
     recorded = Path(str(dataset)).parent / CONFIG_FILE
     if not dataset or not recorded.is_file():
@@ -52,7 +52,7 @@ def conditions(evidence: Evidence) -> Cause | None:
     before, now = flatten(theirs), flatten(evidence.config)
     apart = [
         f"{key} {before.get(key)}, now {now[key]}"
-        for key in sorted(now)  # the choices before what they hold
+        for key in sorted(now)  # choices before the values they contain
         if key.startswith(("domain.", "choices.domain", "choices.robot"))
         and before.get(key) != now[key]
     ]
@@ -67,13 +67,13 @@ def conditions(evidence: Evidence) -> Cause | None:
 
 
 def updates(evidence: Evidence) -> Cause | None:
-    """A policy that acts with weights of long ago, since the learner is slower than the robot."""
+    """A policy that acts with outdated weights, since the learner is slower than the robot."""
     if OmegaConf.select(evidence.config, "algorithm.schedule.updates_per_step") is None:
         return None
     blocks = Blocks.of(Settings.of(evidence.config))
     steps, acted, due = evidence.transitions, 0, 0
     for episode in reversed(evidence.acted.episodes[-_SOME:]):
-        # The newest two blocks are not learned from yet.
+        # The latest two blocks are not used for learning yet.
         paid = blocks.updates_at(max(steps - 2 * blocks.block_steps, 0))
         if paid > blocks.critic_only_updates:
             acted, due = acted + int(episode["policy_version"].max()), due + paid
@@ -95,7 +95,7 @@ def updates(evidence: Evidence) -> Cause | None:
 
 
 def learner(evidence: Evidence) -> Cause | None:
-    """A learner that stands still, or has had no time to learn."""
+    """A learner that has stalled, or has had no time to learn."""
     warm_up = evidence.setting("algorithm.schedule.warmup_steps")
     if warm_up is None or not evidence.transitions:
         return None
@@ -117,7 +117,7 @@ def learner(evidence: Evidence) -> Cause | None:
 
 
 def steps(evidence: Evidence) -> Cause | None:
-    """A policy that still improved when its steps were over."""
+    """A policy that was still improving when its steps ran out."""
     total = int(evidence.setting("environment_steps", 0))
     episodes = evidence.records.episodes[-_MANY:]
     if len(episodes) < _MANY or episodes[-1]["environment_steps"] < 0.95 * total:
@@ -138,7 +138,7 @@ def steps(evidence: Evidence) -> Cause | None:
 
 
 def interventions(evidence: Evidence) -> Cause | None:
-    """An operator who does most of the work, so that the policy never meets its own mistakes."""
+    """An operator who does most of the work, so the policy never meets its own mistakes."""
     rates = intervention_rates(evidence.records.episodes, 20)
     if not rates:
         return None
@@ -148,7 +148,7 @@ def interventions(evidence: Evidence) -> Cause | None:
 
 
 def interruptions(evidence: Evidence) -> Cause | None:
-    """A robot that cannot go on in most of its episodes."""
+    """A robot that cannot continue in most of its episodes."""
     episodes = evidence.records.episodes[-50:]
     if len(episodes) < _SOME:
         return None
@@ -160,7 +160,7 @@ def interruptions(evidence: Evidence) -> Cause | None:
 
 
 def gate(evidence: Evidence) -> Cause | None:
-    """A learned policy that is held back until it is proved to be better than the clone."""
+    """A learned policy that is not deployed until it is proved better than the clone."""
     notes = evidence.records.learner
     rates = {k: notes[-1][k] for k in _RATES if k in notes[-1]} if notes else {}
     if not rates:
@@ -179,7 +179,7 @@ def gate(evidence: Evidence) -> Cause | None:
 
 
 def outcome(evidence: Evidence) -> Cause | None:
-    """A learned policy that evaluations show to be worse than its clone."""
+    """A learned policy that evaluates worse than its clone."""
     beside = evidence.records.beside(LEARNED_POLICY, CLONED_POLICY)
     if beside is None:
         return None
@@ -195,7 +195,7 @@ def outcome(evidence: Evidence) -> Cause | None:
 
 
 def candidates(evidence: Evidence) -> Cause | None:
-    """Rounds in which a gate accepts no policy, or accepts a worse one."""
+    """Rounds in which a gate accepts no policy, or a worse one."""
     if not (verdicts := evidence.run.read_jsonl("gate")):
         return None
     accepted = sum(each["decision"] == "accepted" for each in verdicts)
@@ -209,7 +209,7 @@ def candidates(evidence: Evidence) -> Cause | None:
     figure += f"; of the latest: {verdicts[-1]['reason']}"
     judged = [each["figures"] for each in verdicts if "pairs" in each["figures"]]
     if judged and not any(e["candidate_successes"] + e["accepted_successes"] for e in judged):
-        # Nothing could be compared: the causes are the clone's.
+        # No comparison was possible: the clone's causes apply.
         return Cause("candidates", 0.0, figure)
     gained = any(each["won"] > each["lost"] for each in judged)
     fix = "more episodes a round (recipe.stages.rounds.of.gather.episodes); or a better clone"
@@ -218,7 +218,7 @@ def candidates(evidence: Evidence) -> Cause | None:
 
 
 def scenes(evidence: Evidence) -> Cause | None:
-    """Episodes that are all the same."""
+    """Episodes that are all identical."""
     seeds = [e["seed"] for e in evidence.records.episodes if e.get("seed") is not None]
     if len(seeds) < _SOME:
         return None

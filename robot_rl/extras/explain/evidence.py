@@ -1,8 +1,8 @@
-"""The evidence of a run, for the checks of `robot-rl explain`; the run may go on meanwhile.
+"""The evidence that `robot-rl explain` checks; the run may be in progress.
 
-A check is a function of the evidence. It returns a `Cause` with the figure behind it, or None where
-there is nothing to look at. Thresholds are wide: a check speaks where a person who saw the figure
-would stop the run.
+A check is a function of the evidence. It returns a `Cause` with the measured figure, or None if it
+has no data. Thresholds are wide: a check reports only figures for which a person would stop the
+run.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-Rows = npt.NDArray[Any]  # structured, one episode with its final row
+Rows = npt.NDArray[Any]  # structured, one episode including its final row
 
-_ROWS = 6000  # at most: the latest of the actors, the first of the demonstrations
-_PICTURES, _FILMED = 40, 3  # pictures of an episode, and episodes with pictures
-_LAGS = 8  # steps over which an action may show its effect
+_ROWS = 6000  # maximum: the latest for actors, the first for demonstrations
+_PICTURES, _FILMED = 40, 3  # images per episode, and episodes with images
+_LAGS = 8  # steps within which an action may take effect
 
 
 @dataclass(frozen=True)
 class Motion:
-    """How the robot has answered commands, by least squares over many steps.
+    """The robot's response to commands, by least squares over many steps.
 
-    The response (lags, d, d) is the motion along column i that an action of 1 in column j has
-    caused after so many steps, as a share of the commanded motion.
+    The response (lags, d, d) is the motion along column i, caused by an action of 1 in column j,
+    after each number of steps, as a fraction of the commanded motion.
     """
 
-    names: tuple[str, ...]  # the action columns that move something measured
+    names: tuple[str, ...]  # action columns whose motion is measured
     response: Vector
     error: Vector  # (d, d) standard error of `gain`
 
     @property
     def gain(self) -> Vector:
-        """Sum over all lags (d, d): [commanded, moved]."""
+        """Response summed over all lags (d, d): [commanded, moved]."""
         return np.asarray(self.response.sum(0))
 
     @property
     def lag(self) -> float:
-        """Steps until half of the motion is there, over the columns that follow commands."""
+        """Steps until half of the motion is done, over the columns that follow commands."""
         own = np.diagonal(self.response, axis1=1, axis2=2).cumsum(0)  # (lags, d)
         moved = own[:, np.abs(own[-1]) > np.maximum(0.3, 4.0 * np.diag(self.error))]
         if not moved.size:
@@ -71,25 +71,25 @@ class Origin:
     """The episodes of one origin: demonstrated, or acted by the policy."""
 
     episodes: list[Rows] = field(default_factory=list)
-    # Of a camera, the first pictures (n, H, W, 3) of some episodes, with these.
+    # Per camera: some episodes, each with its first images (n, H, W, 3).
     pictures: Callable[[str], list[tuple[Rows, npt.NDArray[np.uint8]]]] = lambda camera: []
 
     def __len__(self) -> int:
         return len(self.episodes)
 
     def column(self, name: str, *, last: bool = True) -> Vector:
-        """Values (n, width) of a column, in float64, with or without the final rows."""
+        """Values (n, width) of a column in float64, with or without the final rows."""
         cut = None if last else -1
         parts = [e[name][:cut].reshape(len(e[name][:cut]), -1) for e in self.episodes]
         return np.concatenate(parts).astype(np.float64) if parts else np.empty((0, 0))
 
     def each(self, name: str) -> Iterator[Vector]:
-        """Values (T + 1, width) of a column, episode by episode."""
+        """Yield values (T + 1, width) of a column for each episode."""
         for episode in self.episodes:
             yield episode[name].reshape(len(episode), -1).astype(np.float64)
 
     def has(self, name: str) -> bool:
-        """Whether there are rows with such a column."""
+        """Whether there are rows with this column."""
         return bool(self.episodes) and name in (self.episodes[0].dtype.names or ())
 
     @cached_property
@@ -99,12 +99,12 @@ class Origin:
 
     @cached_property
     def steps_to_success(self) -> Vector:
-        """Steps to the first success of each episode that has one; then it may go on."""
+        """Steps to the first success of each successful episode, which may continue after it."""
         return np.array(steps_to_success(e["success"] for e in self.episodes), float)
 
     @cached_property
     def succeeded(self) -> npt.NDArray[np.bool_]:
-        """Of each episode."""
+        """Success of each episode."""
         return np.array([bool(e["success"].any()) for e in self.episodes])
 
 
@@ -115,29 +115,29 @@ class Evidence:
     run: RunDirectory
     config: DictConfig
     records: RunRecords
-    schema: RowSchema | None  # of the rows, if there are any
-    demonstrated: int  # demonstrations that succeeded
-    shown: Origin  # these, or the first of them
-    acted: Origin  # the latest episodes of the policy
-    transitions: int  # environment steps of the actors that the store holds
-    gathered: int  # environment steps of a recipe's rounds, where there is no store
+    schema: RowSchema | None  # schema of the rows, if any
+    demonstrated: int  # number of successful demonstrations
+    shown: Origin  # successful demonstrations, or the first of them
+    acted: Origin  # latest episodes of the policy
+    transitions: int  # actors' environment steps in the store
+    gathered: int  # environment steps of a recipe's rounds, if there is no store
     taken: dict[str, Any]  # see `resolved_settings`
-    deployed: str | None  # the policy that is deployed, if any
+    deployed: str | None  # the deployed policy, if any
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A value of the configuration; null counts as none."""
+        """Value of a setting; `default` if it is missing or null."""
         value = OmegaConf.select(self.config, key)
         return default if value is None else value
 
     @cached_property
     def origins(self) -> dict[str, Origin]:
-        """Words → origin, of those that have episodes."""
+        """Display name → origin, for the origins that have episodes."""
         named = {"the demonstrations": self.shown, "the policy's episodes": self.acted}
         return {name: origin for name, origin in named.items() if len(origin)}
 
     @cached_property
     def observed(self) -> list[str]:
-        """States that the policy sees, and that the rows have."""
+        """States that the policy observes and the rows contain."""
         if self.schema is None:
             return []
         named = self.setting("observation.states") or self.setting("task.observation") or []
@@ -146,18 +146,18 @@ class Evidence:
 
     @cached_property
     def grippers(self) -> list[int]:
-        """Columns of the action that are grippers."""
+        """Gripper columns of the action."""
         return gripper_columns(self.schema.action_names) if self.schema else []
 
     @cached_property
     def discount(self) -> float | None:
-        """The discount that the learner took, or that is set, if known."""
+        """The discount that the learner used, or that is set; None if unknown."""
         gamma = self.taken.get("discount") or self.setting("algorithm.schedule.discount")
         return None if gamma is None else float(gamma)
 
     @cached_property
     def motions(self) -> dict[str, Motion]:
-        """How the robot answers, by origin; of arms whose motion is measured."""
+        """The robot's response by origin, for arms whose motion is measured."""
         found = {name: self._motion(origin) for name, origin in self.origins.items()}
         return {name: motion for name, motion in found.items() if motion is not None}
 
@@ -188,7 +188,7 @@ class Evidence:
         )
 
 
-# Below this likelihood a finding is in order.
+# Minimum likelihood for a finding to be a cause; below it the check passes.
 NAMED = 0.3
 
 
@@ -196,16 +196,16 @@ NAMED = 0.3
 class Cause:
     """The result of a check.
 
-    `likely` orders the causes: 0.9 and more for a part that works wrongly and makes others look
-    wrong, such as a sensor; 0.7 for a setting with which nothing can be learned; 0.4 for a figure
-    that may as well follow from another cause.
+    `likely` sorts the causes: from 0.9 for a broken part, such as a sensor, that makes other parts
+    look broken; 0.7 for a setting that prevents learning; 0.4 for a figure that may have another
+    cause.
     """
 
     name: str  # two words
-    likely: float  # 0: it is in order
-    figure: str  # the measurement in words
-    # Advice if it is not: one way, or several with "; or " between them. Settings have their full
-    # keys; `explain` leaves out ways with settings that the run does not have.
+    likely: float  # 0: no problem
+    figure: str  # the measurement as text
+    # Advice if there is a problem: one fix, or several separated by "; or ". Settings have their
+    # full keys; `explain` drops fixes with settings that the run does not have.
     fix: str = ""
 
 
@@ -213,12 +213,12 @@ Check = Callable[[Evidence], Cause | None]
 
 
 def percent(share: float) -> str:
-    """A share in words."""
+    """Format a fraction as a percentage."""
     return f"{100 * float(share):.0f} %"
 
 
 def _displacements(poses: Vector) -> Vector:
-    """From each pose (T + 1, 7) to the next: translation and rotation vector (T, 6)."""
+    """Displacement from each pose (T + 1, 7) to the next: translation, rotation vector (T, 6)."""
     norms = np.linalg.norm(poses[:, 3:], axis=1, keepdims=True)
     unit = np.concatenate([poses[:, :3], poses[:, 3:] / np.maximum(norms, 1e-9)], axis=1)
     ways = [rotations.between(a, b) for a, b in itertools.pairwise(unit)]
@@ -231,14 +231,14 @@ def _fitted(
     moved: Sequence[Vector],
     limited: Sequence[Mask],
 ) -> Motion | None:
-    """Fit motions (T, d) to the commands (T, d) of the same and the latest steps.
+    """Fit motions (T, d) to the commands (T, d) of the same and the preceding steps.
 
     Steps (T,) in which a limit changed the command are left out.
     """
     d = len(names)
     inputs, outputs = [], []
     for action, way in zip(actions, moved, strict=True):
-        padded = np.concatenate([np.zeros((_LAGS - 1, d)), action])  # an episode begins at rest
+        padded = np.concatenate([np.zeros((_LAGS - 1, d)), action])  # an episode starts at rest
         lags = [padded[_LAGS - 1 - k : len(padded) - k] for k in range(_LAGS)]
         inputs.append(np.concatenate(lags, axis=1))
         outputs.append(way)
@@ -246,11 +246,11 @@ def _fitted(
     x, y = np.concatenate(inputs)[free], np.concatenate(outputs)[free]
     if len(x) < 2 * _LAGS * d:
         return None
-    # A little ridge: columns that are never commanded have no response.
+    # Slight ridge regularisation: columns that are never commanded get no response.
     ridge = 1e-4 * len(x) * np.eye(x.shape[1])
     inverse = np.linalg.inv(x.T @ x + ridge)
     solution = inverse @ x.T @ y
-    # Of the sum over all lags of each column.
+    # Variance of the sum over all lags, per column.
     spread = inverse.reshape(_LAGS, d, _LAGS, d).sum((0, 2)).diagonal()
     scatter = (y - x @ solution).std(0)
     error = np.sqrt(np.maximum(spread, 0.0))[:, None] * scatter
@@ -258,7 +258,7 @@ def _fitted(
 
 
 def gather(run: RunDirectory, config: DictConfig) -> Evidence:
-    """Read the files of a run; those that cannot be read count as missing: `inspect` names them."""
+    """Read the files of a run; unreadable ones count as missing: `inspect` reports them."""
     shown, schema, demonstrated = _demonstrations(run, config)
     acted, found, transitions = _stored(run)
     gathered = 0
@@ -266,7 +266,7 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
         acted, found, gathered = _gathered(run)
     taken: dict[str, Any] = {}
     deployed = None
-    with suppress(RobotRLError, OSError, ValueError):  # a newer one is taking its place
+    with suppress(RobotRLError, OSError, ValueError):  # it is being replaced by a newer one
         taken = resolved_settings(run)
         deployed = deployed_policy(run) if run.has_policy() else None
     return Evidence(
@@ -285,7 +285,7 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
 
 
 def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowSchema | None, int]:
-    """Successful episodes among the first ones, their schema, and the number of all successes."""
+    """Return successful episodes among the first, their schema, and the number of all successes."""
     path = Path(config.dataset) if config.dataset else run.demonstrations
     try:
         dataset = EpisodeDataset(path)
@@ -299,7 +299,7 @@ def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowS
 
 
 def _stored(run: RunDirectory) -> tuple[Origin, RowSchema | None, int]:
-    """The policy's latest episodes in the store, its schema, and all environment steps in it."""
+    """Return the policy's latest episodes in the store, its schema, and all steps in it."""
     if not is_store(run.store):
         return Origin(), None, 0
     episodes: list[Rows] = []
@@ -313,7 +313,7 @@ def _stored(run: RunDirectory) -> tuple[Origin, RowSchema | None, int]:
             transitions += record.environment_steps
             by_policy = record.overall_source == SOURCE_POLICY
             if by_policy and rows_read < _ROWS and record.rows > 1:
-                with suppress(RobotRLError):  # evicted, or cut
+                with suppress(RobotRLError):  # evicted, or truncated
                     episodes.insert(0, reader.read_episode(record))
                     rows_read += len(episodes[0])
         schema = reader.schema

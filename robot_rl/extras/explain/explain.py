@@ -1,4 +1,4 @@
-"""`robot-rl explain RUN`: why a run does not learn, by what it has recorded."""
+"""`robot-rl explain RUN`: find out from its records why a run does not learn."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from robot_rl.extras.explain.evidence import NAMED, Cause, Check, Evidence, gath
 from robot_rl.processes.progress_display import plain_console
 from robot_rl.run import RunDirectory
 
-_GOOD = 0.95  # success of the deployed policy; beyond, causes are only remarks
+_GOOD = 0.95  # success rate of the deployed policy; above it, causes are only remarks
 CHECKS = (
     *sensing_causes.CHECKS,
     *motion_causes.CHECKS,
     *reward_causes.CHECKS,
     *course_causes.CHECKS,
 )
-_OR = "; or "  # between several ways
+_OR = "; or "  # separates alternative fixes
 _SETTING = re.compile(
     r"(?<![\w/.])(?:([a-z_]+(?:\.[a-z_]+)*)=|([a-z_]+(?:\.[a-z_]+)+\*?)(?![\w/]|\.\w))"
 )
 
 
 def run(path: str = "latest", *, runs_directory: str, **options: Any) -> None:
-    """Print the causes, the likeliest first, and what is in order.
+    """Print the causes, most likely first, and the checks that passed.
 
-    Nothing is changed, no robot and no network is made, and the run may go on meanwhile.
+    Changes nothing and creates no robot or network. The run may be in progress.
     """
     directory = RunDirectory.open(path, runs_directory)
     evidence = gather(directory, load_resolved(directory.path))
@@ -50,7 +50,7 @@ def run(path: str = "latest", *, runs_directory: str, **options: Any) -> None:
 
 
 def warnings(run: RunDirectory, config: DictConfig) -> list[str]:
-    """Say what is wrong with a run, before learning wears the robot."""
+    """Return a run's problems, before learning wears the robot."""
     causes, _ = explain(gather(run, config))
     return [
         f"robot-rl explain: {cause.name}: {cause.figure}{'; next: ' * bool(cause.fix)}{cause.fix}"
@@ -61,13 +61,13 @@ def warnings(run: RunDirectory, config: DictConfig) -> list[str]:
 def explain(
     evidence: Evidence, checks: Iterable[Check] = CHECKS
 ) -> tuple[list[Cause], list[Cause]]:
-    """Run the checks; returns the causes, the likeliest first, and what is in order.
+    """Run the checks; return the causes, most likely first, and the checks that passed.
 
-    Of a fix, the ways are left out whose settings the configuration does not have.
+    Fixes with settings that the configuration does not have are left out.
     """
     known = flatten(evidence.config)
 
-    def has(key: str) -> bool:  # a `*` at its end stands for any rest of a name
+    def has(key: str) -> bool:  # a `*` at the end matches any rest of the name
         return any(fnmatchcase(each, key) or each.startswith(f"{key}.") for each in known)
 
     causes, in_order = [], []
@@ -80,12 +80,12 @@ def explain(
         ways = found.fix.split(_OR)
         possible = (way for way in ways if all(map(has, settings_named(way, evidence.config))))
         causes.append(replace(found, fix=_OR.join(possible)))
-    # Python's sort is stable: of equally likely ones the earlier check comes first.
+    # Python's sort is stable: equally likely causes stay in the order of the checks.
     return sorted(causes, key=lambda cause: -cause.likely), in_order
 
 
 def settings_named(words: str, config: DictConfig) -> list[str]:
-    """Keys of a configuration that a text names: with a dot in them, or with = behind them."""
+    """Keys of a configuration that a text names: with a dot in them, or followed by =."""
     found = (one or other for one, other in _SETTING.findall(words))
     return [key for key in found if "." not in key or key.split(".")[0] in config]
 

@@ -1,4 +1,4 @@
-"""Causes between a command and the motion that follows: signs, columns, scale, delay, limits."""
+"""Causes between a command and its motion: signs, columns, scale, delay, limits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from robot_rl.extras.explain.evidence import (
     percent,
 )
 
-_WALL_CLOCK = 10**18  # ns: stamps of real time are later than 2001
-_CLOSES = 5  # steps within which a gripper has moved
+_WALL_CLOCK = 10**18  # ns: wall-clock stamps are later than 2001
+_CLOSES = 5  # steps within which a gripper moves
 _ACTED = "the policy's episodes"
-_HELD_UP = 0.1  # share of a command, below which a column moves nothing
-_FULL = 0.98  # of an action: its end
+_HELD_UP = 0.1  # response gain below which a column moves nothing
+_FULL = 0.98  # action magnitude that counts as saturated
 _FITS = "the arm's driver and its action columns must agree with what was demonstrated"
 
 
 def action_sign(evidence: Evidence) -> Cause | None:
-    """A column that moves the robot the other way."""
+    """A column that moves the robot in the opposite direction."""
     if (found := _latest(evidence)) is None:
         return None
     words, motion = found
@@ -35,7 +35,7 @@ def action_sign(evidence: Evidence) -> Cause | None:
 
 
 def action_columns(evidence: Evidence) -> Cause | None:
-    """A column that moves the robot along another one of its kind."""
+    """A column that moves the robot along another column of its kind."""
     if (found := _latest(evidence)) is None:
         return None
     words, motion = found
@@ -55,7 +55,7 @@ def action_columns(evidence: Evidence) -> Cause | None:
 
 
 def action_scale(evidence: Evidence) -> Cause | None:
-    """Commands that move the robot by much less or more than they say, or than demonstrated."""
+    """Commands that move the robot much less or more than commanded, or than demonstrated."""
     found: Cause | None = None
     usual: Vector | float = 1.0
     for words, motion in evidence.motions.items():
@@ -63,17 +63,18 @@ def action_scale(evidence: Evidence) -> Cause | None:
         here = _scale(words, motion, own / usual)
         if found is None or here.likely >= found.likely:
             found = here
-        # What is held up there too, as by contact, has not kept it from success.
+        # A column that was also blocked in the demonstrations, as by contact, did not prevent
+        # success.
         usual = np.where(own > _HELD_UP, own, 1.0)
     return found
 
 
 def _scale(words: str, motion: Motion, share: Vector) -> Cause:
-    """Judge the motion, by the share of the expected motion that has come."""
+    """Judge the motion by its ratio to the expected motion."""
     own = np.abs(np.diag(motion.gain))
     turns = np.array(["rotation" in name for name in motion.names])
     parts = [share[part] for part in (turns, ~turns) if part.any()]
-    # Contact holds up some columns; limits and scales, all of a kind.
+    # Contact blocks some columns; limits and scales affect all of a kind.
     gain = float(max((np.median(part) for part in parts), key=lambda g: abs(np.log(g + 1e-3))))
     each = ", ".join(f"{n} {g:.2f}" for n, g in zip(motion.names, own, strict=True))
     figure = f"in {words} a command moves the robot by this share of it: {each}"
@@ -104,7 +105,7 @@ def limited(evidence: Evidence) -> Cause | None:
 
 
 def saturated(evidence: Evidence) -> Cause | None:
-    """Actions at their ends, where nothing can be corrected any more."""
+    """Saturated actions, which leave no room for corrections."""
     shares: dict[str, float] = {}
     for words, origin in evidence.origins.items():
         actions = np.delete(origin.column("action", last=False), evidence.grippers, axis=1)
@@ -130,7 +131,7 @@ def saturated(evidence: Evidence) -> Cause | None:
 
 
 def delayed(evidence: Evidence) -> Cause | None:
-    """Motion that comes steps after its command."""
+    """Motion that starts steps after its command."""
     lags = {words: motion.lag for words, motion in evidence.motions.items()}
     if not lags:
         return None
@@ -147,7 +148,7 @@ def delayed(evidence: Evidence) -> Cause | None:
 
 
 def gripper(evidence: Evidence) -> Cause | None:
-    """A gripper that does not do what it is commanded, or gets no command."""
+    """A gripper that does not follow its commands, or gets none."""
     if evidence.schema is None:
         return None
     for column in evidence.grippers:
@@ -178,7 +179,7 @@ def gripper(evidence: Evidence) -> Cause | None:
 
 
 def control_period(evidence: Evidence) -> Cause | None:
-    """Steps that do not come at the control rate."""
+    """Steps that do not follow the control rate."""
     if evidence.schema is None or not len(evidence.acted):
         return None
     ticks = [np.diff(e["stamp_observation"]) for e in evidence.acted.episodes]
@@ -196,7 +197,7 @@ def control_period(evidence: Evidence) -> Cause | None:
 
 
 def _follows(origin: Origin, name: str, column: int) -> float:
-    """How much further closed a gripper is, some steps after a command to close, than otherwise."""
+    """How much further closed a gripper is some steps after a close command than otherwise."""
     pairs = [
         (commands[:-_CLOSES, column] > 0.0, position[_CLOSES:, 0])
         for commands, position in zip(origin.each("action"), origin.each(name), strict=True)
@@ -204,17 +205,17 @@ def _follows(origin: Origin, name: str, column: int) -> float:
     ]
     closing, position = (np.concatenate(part) for part in zip(*pairs, strict=True))
     if closing.all() or not closing.any():
-        return 1.0  # nothing to compare it with
+        return 1.0  # no data to compare with
     return float(position[closing].mean() - position[~closing].mean())
 
 
 def _sure(motion: Motion) -> Vector:
-    """The gains (d, d) that certainly differ from 0; the others are 0."""
+    """The gains (d, d) that significantly differ from 0; the others are 0."""
     return np.where(np.abs(motion.gain) > 5.0 * motion.error, motion.gain, 0.0)
 
 
 def _latest(evidence: Evidence) -> tuple[str, Motion] | None:
-    """The motion of the policy's episodes; where there are too few, of the demonstrations."""
+    """Motion of the policy's episodes or, if there are too few, of the demonstrations."""
     return list(evidence.motions.items())[-1] if evidence.motions else None
 
 

@@ -1,4 +1,4 @@
-"""`robot-rl explain`, and warnings before a policy learns on a robot: why a run does not learn."""
+"""`robot-rl explain`, and its warnings before a policy learns on a robot."""
 
 from robot_rl.commands.table import RUNS
 from robot_rl.plugins import Command, Option, Plugin

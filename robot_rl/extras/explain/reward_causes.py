@@ -1,4 +1,4 @@
-"""Causes in what is learned from: rewards, labels and demonstrations."""
+"""Causes in the training signal: rewards, labels and demonstrations."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from scipy.stats import poisson
 from robot_rl.extras.explain.evidence import Cause, Check, Evidence, Origin, Vector, percent
 from robot_rl.run import CLONED_POLICY
 
-_FEW = 5  # demonstrations; twice as many are no cause
-_SOME = 5  # episodes of the policy, before which nothing is said of them
-_LINGERS = 0.3  # share of a demonstration spent where it ends; beyond, that place says nothing
-_CHANCE = 0.05  # of so few successes; below, labels are missing
+_FEW = 5  # demonstrations; twice as many are enough
+_SOME = 5  # minimum number of policy episodes for a verdict
+_LINGERS = 0.3  # fraction of demonstrated steps in the end box, above which it is useless
+_CHANCE = 0.05  # probability of so few successes below which labels are missing
 _MOVING = ("velocity", "velocities", "wrench", "lead")
 
 
 def reward_sign(evidence: Evidence) -> Cause | None:
-    """Success that is punished, or demonstrations that end with less reward than they begin."""
+    """Success that is punished, or demonstrations that end with less reward than at the start."""
     figure = ""
     for words, origin in evidence.origins.items():
         rewards, success = (origin.column(n, last=False) for n in ("reward", "success"))
@@ -39,7 +39,7 @@ def reward_sign(evidence: Evidence) -> Cause | None:
 
 
 def reward_seen(evidence: Evidence) -> Cause | None:
-    """Rewards that are all the same, so that there is nothing to learn from."""
+    """Rewards that are all equal, so they carry no information."""
     returns = np.array([sum(rewards) for rewards in evidence.shown.each("reward")])
     # With the same reward at each step, the return still depends on the length.
     equal = len(returns) and not np.ptp(evidence.shown.column("reward", last=False))
@@ -56,7 +56,7 @@ def reward_seen(evidence: Evidence) -> Cause | None:
     )
     fix = "give it more or better demonstrations, a longer time limit, or help: operator, teleop"
     seen = np.ptp(rewards) > 0 or evidence.acted.succeeded.any()
-    # Some failures in a row are no cause; many are at least worth a word.
+    # A few consecutive failures are normal; many are worth reporting.
     return Cause("reward seen", 0.0 if seen or len(evidence.acted) < 20 else 0.35, figure, fix)
 
 
@@ -65,7 +65,7 @@ def labels(evidence: Evidence) -> Cause | None:
     ends = _Ends.of(evidence)
     if ends is None or len(evidence.acted) < _SOME:
         return None
-    # As often as where demonstrations ended a step was the last, it should be one here.
+    # Assume that each step in the box succeeds at the rate at which demonstrated ones were last.
     there = np.array([ends.reached(e).sum() for e in evidence.acted.episodes])
     expected = float((1.0 - (1.0 - ends.rate) ** there).sum())
     success = evidence.acted.succeeded
@@ -87,7 +87,7 @@ def labels(evidence: Evidence) -> Cause | None:
 
 
 def detector(evidence: Evidence) -> Cause | None:
-    """A reward that contradicts the task's own detector, or that has raised an alarm."""
+    """A reward that contradicts the task's own detector, or has raised an alarm."""
     episodes = [e for e in evidence.records.episodes if "task_success" in e]
     if len(episodes) < _SOME:
         return None
@@ -120,7 +120,7 @@ def value_range(evidence: Evidence) -> Cause | None:
 
 
 def discount(evidence: Evidence) -> Cause | None:
-    """A success so far away that its discounted reward is lost in the noise."""
+    """A success so far ahead that its discounted reward is lost in the noise."""
     gamma = evidence.discount
     if gamma is None or not len(evidence.shown):
         return None
@@ -132,7 +132,7 @@ def discount(evidence: Evidence) -> Cause | None:
 
 
 def time_limit(evidence: Evidence) -> Cause | None:
-    """Less time than the demonstrations needed for their success."""
+    """A time limit shorter than the demonstrations needed for success."""
     limit = evidence.setting("task.environment.time_limit_steps")
     if limit is None or not len(evidence.shown):
         return None
@@ -161,7 +161,7 @@ def demonstrations(evidence: Evidence) -> Cause | None:
 
 
 def clone(evidence: Evidence) -> Cause | None:
-    """A clone that never succeeds, so that learning has nothing to begin with."""
+    """A clone that never succeeds, so that learning has no successes to start from."""
     final = evidence.records.final(CLONED_POLICY)
     if final is not None:
         successes, episodes = final.successes, final.episodes
@@ -179,7 +179,7 @@ def clone(evidence: Evidence) -> Cause | None:
 
 
 def q_values(evidence: Evidence) -> Cause | None:
-    """Critics that promise more, or less, than what came."""
+    """Critics that predict more or less than the actual returns."""
     gamma, notes = evidence.discount, [r for r in evidence.records.learner if "q_mean" in r]
     if gamma is None or not notes or not evidence.origins:
         return None
@@ -204,15 +204,15 @@ def q_values(evidence: Evidence) -> Cause | None:
 
 
 class _Ends:
-    """A box around the last observations of the demonstrations, if these are alike."""
+    """A box around the demonstrations' last observations, if these are similar."""
 
     def __init__(self, boxes: dict[str, tuple[npt.NDArray[np.intp], Vector, Vector]]) -> None:
         self._boxes, self.names = boxes, list(boxes)
-        self.rate = 0.0  # share of the demonstrated steps in the box that were the last
+        self.rate = 0.0  # fraction of demonstrated steps in the box that were the last step
 
     @classmethod
     def of(cls, evidence: Evidence) -> _Ends | None:
-        """None where the ends do not differ from the rest of the demonstrations."""
+        """Build the box; None if the ends do not differ from the rest of the demonstrations."""
         boxes = {}
         if len(evidence.shown) < _SOME:
             return None
@@ -236,7 +236,7 @@ class _Ends:
         return ends_
 
     def reached(self, rows: npt.NDArray[np.void], slack: float = 0.5) -> npt.NDArray[np.bool_]:
-        """Which rows are in the box, made larger by a share of its width on each side."""
+        """Which rows are in the box, extended on each side by `slack` times its width."""
         inside = np.ones(len(rows), bool)
         for name, (columns, low, high) in self._boxes.items():
             values = rows[name].reshape(len(rows), -1)[:, columns]
@@ -246,7 +246,7 @@ class _Ends:
 
 
 def _returns(origin: Origin, gamma: float) -> Vector:
-    """Discounted returns (n,) from each step on, as they came."""
+    """Actual discounted returns (n,) from each step on."""
     rewards = (each[:-1, 0] for each in origin.each("reward"))
     return np.concatenate([lfilter([1.0], [1.0, -gamma], r[::-1])[::-1] for r in rewards])
 

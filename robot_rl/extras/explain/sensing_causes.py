@@ -1,4 +1,4 @@
-"""Causes in what is seen: cameras, poses, units, noise, and another place than demonstrated."""
+"""Causes in the observations: cameras, poses, units, noise, unfamiliar states."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from robot_rl.data.schema import OBJECT_POSES
 from robot_rl.extras.explain.evidence import Cause, Check, Evidence, Origin, Vector, percent
 
 _POSE = "state/tcp_pose"
-_DARK = 3.0  # grey levels: a picture that varies less shows nothing
-_NEIGHBOURS = 2000  # of the policy's latest steps that are compared with the demonstrations
-_MOVED = 0.03  # m of the tool; a working camera shows it
-_FRAMES = 3  # pairs of pictures so far apart, before which nothing is said
-# What reacts to each command at once, and so trembles without any fault.
+_DARK = 3.0  # grey levels: an image that varies less shows nothing
+_NEIGHBOURS = 2000  # latest policy steps to compare with the demonstrations
+_MOVED = 0.03  # m of TCP motion that a working camera shows
+_FRAMES = 3  # minimum number of image pairs that far apart for a verdict
+# Signals that react to each command at once, and so jitter without a fault.
 _LIVELY = ("velocity", "velocities", "wrench", "lead", "command")
 
 
 def dead_camera(evidence: Evidence) -> Cause | None:
-    """A camera whose pictures show nothing."""
+    """A camera whose images show nothing."""
     contrast: dict[str, float] = {}
     for words, films in _films(evidence):
         contrast[words] = float(np.median([p.std() for _, film in films for p in film]))
@@ -36,7 +36,7 @@ def dead_camera(evidence: Evidence) -> Cause | None:
 
 
 def frozen_camera(evidence: Evidence) -> Cause | None:
-    """A camera that repeats one picture while the robot moves."""
+    """A camera that repeats one image while the robot moves."""
     repeated: dict[str, float] = {}
     for words, films in _films(evidence):
         same = [
@@ -58,7 +58,7 @@ def frozen_camera(evidence: Evidence) -> Cause | None:
 
 
 def constant_features(evidence: Evidence) -> Cause | None:
-    """An image encoder whose output does not depend on the picture."""
+    """An image encoder whose output does not depend on the image."""
     for name in evidence.acted.episodes[0].dtype.names or () if len(evidence.acted) else ():
         if not name.startswith("features/"):
             continue
@@ -71,11 +71,11 @@ def constant_features(evidence: Evidence) -> Cause | None:
 
 
 def quaternions(evidence: Evidence) -> Cause | None:
-    """Quaternions with the scalar first, or that are none."""
+    """Quaternions with the scalar first, or that are invalid."""
     name = "quaternion"
     worst = 0.0
     reference = evidence.setting("robot.limits.reference_orientation")
-    # Where the tool may point, and where it pointed in the demonstrations.
+    # Allowed TCP orientation, and the orientation in the demonstrations.
     expected = [("the reference of its limits", np.array(reference, float))] if reference else []
     if len(evidence.shown) and evidence.shown.has(_POSE):
         expected.append(("the demonstrations", evidence.shown.column(_POSE)[0, 3:]))
@@ -105,7 +105,7 @@ def quaternions(evidence: Evidence) -> Cause | None:
 
 
 def units(evidence: Evidence) -> Cause | None:
-    """Numbers in another unit: mm for m, degrees for rad."""
+    """Values in another unit: mm for m, degrees for rad."""
     for words, origin in evidence.origins.items():
         if origin.has(_POSE):
             far = float(np.median(np.linalg.norm(origin.column(_POSE)[:, :3], axis=1)))
@@ -120,13 +120,14 @@ def units(evidence: Evidence) -> Cause | None:
         return None
     largest, name = 1.0, ""
     for field in _numbers(evidence):
-        # A unit changes the median as much; an event that never came, such as a lift, does not.
+        # A unit error changes the median by the same factor; a missing event, such as a lift, does
+        # not.
         shown, acted = (
             np.quantile(np.abs(origin.column(field)), [0.5, 0.95], axis=0)
             for origin in (evidence.shown, evidence.acted)
         )
         for part in (slice(0, 3), slice(3, None)):
-            # The largest number of each kind, for others may be next to nothing.
+            # Compare the largest number of each kind: others may be close to 0.
             before, now = (np.max(v[:, part], axis=1, initial=0.0) for v in (shown, acted))
             if min(*before, *now) <= 1e-6:
                 continue
@@ -139,7 +140,7 @@ def units(evidence: Evidence) -> Cause | None:
 
 
 def constant_observation(evidence: Evidence) -> Cause | None:
-    """A field that the policy sees and that does not change while the robot moves."""
+    """An observed field that does not change while the robot moves."""
     still: dict[str, dict[str, float]] = {}
     for name in evidence.observed:
         for words, origin in evidence.origins.items():
@@ -150,7 +151,7 @@ def constant_observation(evidence: Evidence) -> Cause | None:
     for name, shares in still.items():
         acted = shares.get("the policy's episodes", 0.0)
         shown = shares.get("the demonstrations", 0.0)
-        touched = "wrench" not in name or evidence.acted.column(name).any()  # else: nothing
+        touched = "wrench" not in name or evidence.acted.column(name).any()  # else no contact
         if acted > 0.9 and shown < 0.5 and touched and "the demonstrations" in shares:
             figure = (
                 f"{name} stands still in {percent(acted)} of the policy's episodes, and in"
@@ -170,7 +171,7 @@ def constant_observation(evidence: Evidence) -> Cause | None:
 
 
 def noise(evidence: Evidence) -> Cause | None:
-    """White noise on what is measured of poses."""
+    """White noise on measured poses."""
     found: list[tuple[float, str, float]] = []
     for name in _calm(evidence):
         levels = {words: _white(origin, name) for words, origin in evidence.origins.items()}
@@ -192,7 +193,7 @@ def noise(evidence: Evidence) -> Cause | None:
 
 
 def elsewhere(evidence: Evidence) -> Cause | None:
-    """Episodes that begin where no demonstration began."""
+    """Episodes that start where no demonstration started."""
     if len(evidence.shown) < 2 or not len(evidence.acted):
         return None
     outside: dict[str, tuple[float, float, Vector]] = {}
@@ -239,9 +240,9 @@ def overlap(evidence: Evidence) -> Cause | None:
 
     shown, acted = states(evidence.shown), states(evidence.acted)
     spread = np.concatenate(shown).std(0)
-    scale = np.where(spread > 1e-4, spread, np.inf)  # a column that never varied gives no distance
+    scale = np.where(spread > 1e-4, spread, np.inf)  # a constant column adds no distance
     tree = cKDTree(np.concatenate(shown[1:]) / scale)
-    # As far as one demonstration is from the others.
+    # Usual distance of one demonstration from the others.
     usual = float(np.quantile(tree.query(shown[0] / scale)[0], 0.95))
     others = cKDTree(np.concatenate(shown) / scale)
     away = others.query(np.concatenate(acted)[-_NEIGHBOURS:] / scale)[0] > 2.0 * usual
@@ -251,7 +252,7 @@ def overlap(evidence: Evidence) -> Cause | None:
 
 
 def _films(evidence: Evidence) -> Iterator[tuple[str, list[tuple[Any, npt.NDArray[np.uint8]]]]]:
-    """Of each camera and origin, in words: episodes, with the pictures of their first steps."""
+    """Yield for each camera and origin, as text: episodes with the images of their first steps."""
     for camera in evidence.schema.colour_cameras if evidence.schema else ():
         for words, origin in evidence.origins.items():
             films = [(rows, film) for rows, film in origin.pictures(camera) if len(film) > 1]
@@ -260,7 +261,7 @@ def _films(evidence: Evidence) -> Iterator[tuple[str, list[tuple[Any, npt.NDArra
 
 
 def _places(rows: npt.NDArray[np.void]) -> list[int]:
-    """Rows from each of which to the next the tool has moved so far that a picture shows it."""
+    """Rows from which the TCP moves, up to the next, far enough to show in an image."""
     if _POSE not in (rows.dtype.names or ()):
         return []
     kept = [0]
@@ -271,18 +272,18 @@ def _places(rows: npt.NDArray[np.void]) -> list[int]:
 
 
 def _numbers(evidence: Evidence) -> list[str]:
-    """States that the policy sees or that are poses, and that both origins have."""
+    """States that the policy observes or that are poses, and that both origins have."""
     names = [*evidence.observed, _POSE, OBJECT_POSES]
     return [n for n in dict.fromkeys(names) if all(o.has(n) for o in evidence.origins.values())]
 
 
 def _calm(evidence: Evidence) -> list[str]:
-    """Of these, the states that do not tremble."""
+    """The states of `_numbers` that do not jitter."""
     return [n for n in _numbers(evidence) if not any(word in n for word in _LIVELY)]
 
 
 def _without_turns(origin: Origin, name: str) -> Iterator[Vector]:
-    """Values by episode, of poses the positions: a quaternion may change its sign at any time."""
+    """Values by episode; only positions of poses, since a quaternion may flip its sign."""
     poses = name in (_POSE, OBJECT_POSES)
     for values in origin.each(name):
         if poses:
@@ -295,9 +296,9 @@ def _median_angle(turns: Vector, turn: Vector) -> float:
 
 
 def _white(origin: Origin, name: str) -> tuple[float, float]:
-    """Noise as a share of what a column varies by, and how much a change undoes the one before.
+    """Return noise relative to spread, and how much a change undoes the previous one.
 
-    Of the noisiest column; for white noise the correlation of successive changes is -0.5.
+    For the noisiest column. Successive changes of white noise have a correlation of -0.5.
     """
     episodes = list(_without_turns(origin, name))
     changes = [np.diff(values, axis=0) for values in episodes]
@@ -308,7 +309,7 @@ def _white(origin: Origin, name: str) -> tuple[float, float]:
     first, second = (np.concatenate(part) for part in zip(*pairs, strict=True))
     power = np.maximum((first**2).mean(0), 1e-18)
     correlation = (first * second).mean(0) / power
-    # Of white noise the variance of a change is twice its own.
+    # The variance of a change in white noise is twice the noise variance.
     share = np.sqrt(power / 2.0) / np.maximum(spread, 1e-6)
     share[correlation > -0.35] = 0.0
     share[spread < 1e-4] = 0.0

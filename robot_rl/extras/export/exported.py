@@ -1,8 +1,9 @@
-"""Policies as ONNX files, run by onnxruntime: for a robot computer without torch.
+"""ONNX policies run by onnxruntime, for a robot computer without torch.
 
-A folder holds `policy.json` and a graph for each network: `vision.onnx` from images to features,
-`plan.onnx` from observations and noise to a chunk, `act.onnx` from observations, and the base's
-action where there is one, to an action. Normalisers are in the graphs. `write_onnx` writes it.
+A folder has `policy.json` and one graph per network: `vision.onnx` from images to features,
+`plan.onnx` from observations and noise to a chunk, `act.onnx` from observations, and a base action
+if there is a base, to an action. The graphs include the normalisers. `write_onnx` writes the
+folder.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ DESCRIPTION_FILE = "policy.json"
 VISION_GRAPH, PLAN_GRAPH, ACT_GRAPH = "vision.onnx", "plan.onnx", "act.onnx"
 NOISE, BASE_ACTION = "noise", "base_action"
 GRAPHS = "graphs"
-"""The key of `policy.json` that a checkpoint does not have: file name → SHA-256."""
+"""The key of `policy.json` that a checkpoint lacks: file name → SHA-256."""
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 
 class Graph:
-    """One ONNX file; it computes on one thread of the CPU."""
+    """One ONNX file, run on one CPU thread."""
 
     def __init__(self, path: Path) -> None:
         runtime, self._path = require("onnxruntime", "onnx-runtime"), path
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors
+        options.log_severity_level = 3  # errors only
         self._session = runtime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
         self._inputs = {i.name: (i.type, i.shape[1:]) for i in self._session.get_inputs()}
 
     def __call__(self, given: Mapping[str, Any]) -> Floats:
-        """Map arrays (B, ...) by name to the output (B, ...); others than its own are ignored."""
+        """Map arrays (B, ...) by name to the output (B, ...); ignores names that are not inputs."""
         fed = {}
         for name, (kind, shape) in self._inputs.items():
             value = np.asarray(looked_up(given, name))
@@ -62,18 +63,18 @@ class Graph:
                     expected=tuple(shape),
                 )
             fed[name] = np.ascontiguousarray(value.reshape(-1, 1, *shape), dtype)
-        # Row by row: a robot has one, and every network can be a graph of a fixed batch.
+        # Row by row: a robot has one row, and a fixed batch of 1 lets every network be exported.
         rows = zip(*fed.values(), strict=True)
         try:
             answers = [self._session.run(None, dict(zip(fed, row, strict=True)))[0] for row in rows]
             return np.concatenate(answers)
-        except Exception as error:  # onnxruntime has errors of its own
+        except Exception as error:  # onnxruntime raises its own errors
             got, hint = " ".join(repr(error).split())[:300], "export the policy again"
             raise PolicyError(f"{self._path} cannot be computed", got=got, hint=hint) from error
 
 
 class ExportedVision:
-    """Takes the place of an `ImageEncoder`."""
+    """Stands in for an `ImageEncoder`."""
 
     def __init__(self, graph: Graph, description: Mapping[str, Any]) -> None:
         self._graph = graph
@@ -87,9 +88,9 @@ class ExportedVision:
 
 
 class ExportedPolicy:
-    """Takes the place of a `Policy` that only acts by its best guess.
+    """Stands in for a `Policy` that acts deterministically.
 
-    Two with the same `checksums` of their files act alike.
+    Two policies with the same file `checksums` act alike.
     """
 
     conditioned = on_torch = False
@@ -123,12 +124,12 @@ class ExportedPolicy:
     def act(
         self, observation: Mapping[str, Array], base_action: Floats | None, noise: Floats | None
     ) -> Floats:
-        """See `Policy.act`; there is nothing to sample with."""
+        """See `Policy.act`; sampling is not supported."""
         return self._graph({**observation, BASE_ACTION: base_action})
 
 
 class ExportedPlanner(ExportedPolicy):
-    """Takes the place of a `ChunkPolicy`."""
+    """Stands in for a `ChunkPolicy`."""
 
     def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
         super().__init__(folder, PLAN_GRAPH, description)
@@ -141,10 +142,10 @@ class ExportedPlanner(ExportedPolicy):
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Read `policy.json` of a folder.
+    """Read the `policy.json` of a folder.
 
     Raises:
-        CheckpointError: It is damaged, or of another format.
+        CheckpointError: The file is damaged, or has another format.
     """
     path = folder / DESCRIPTION_FILE
     try:
@@ -163,10 +164,10 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path) -> Behaviour:
-    """Read an exported policy; it acts as a behaviour, but is not trained or saved.
+    """Read an exported policy as a behaviour that can act, but not be trained or saved.
 
     Raises:
-        CheckpointError: A file is missing, damaged, or of another export.
+        CheckpointError: A file is missing, damaged, or from another export.
         MissingExtra: onnxruntime is not installed.
     """
     description = describe(folder)
@@ -192,16 +193,16 @@ def load(folder: Path) -> Behaviour:
         steps, version = int(description["execute_steps"]), int(description["version"])
         if len(interface.action_names) != policy.action_dimension:
             raise ValueError(f"{policy.action_dimension} actions, {interface.action_names}")
-        # They have the members that a runner and a behaviour use, but are no modules.
+        # They have the members that a runner and a behaviour use, but are not torch modules.
         acting, sees = cast("Policy", policy), cast("ImageEncoder | None", vision)
         return Behaviour(acting, interface, steps, version=version, vision=sees)
     except (CheckpointError, MissingExtra):
         raise
-    except Exception as error:  # onnxruntime has errors of its own
+    except Exception as error:  # onnxruntime raises its own errors
         got = " ".join(repr(error).split())[:300]
         raise CheckpointError(f"{folder / DESCRIPTION_FILE} is damaged", got=got) from error
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

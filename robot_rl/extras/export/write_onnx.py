@@ -1,4 +1,4 @@
-"""`robot-rl export-policy`: writes a policy as ONNX files and its card; `exported` runs them."""
+"""`robot-rl export-policy`: writes a policy as ONNX files, with its card, for `exported`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from robot_rl.processes.files import new_folder
 from robot_rl.run import CELL_FILE, CONFIG_FILE, RunDirectory, policy_folder
 
 LARGEST_DIFFERENCE = 1e-4
-_CASES = 64  # invented observations on which the graphs are compared with torch
+_CASES = 64  # random observations for comparing the graphs with torch
 
 
 def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
     """Write the policy of a run, or of one of its checkpoints, into a new folder.
 
-    The folder is a run directory too: robot-rl run and evaluate work in it.
+    The folder is also a run directory: robot-rl run and evaluate accept it.
     """
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -49,7 +49,7 @@ def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
         raise RobotRLError(f"{path} is an exported policy already", hint="name its run")
     else:
         behaviour, steps = open_policy(path)
-        here = Path(path).absolute()  # by way of runs/latest too
+        here = Path(path).absolute()  # also works through runs/latest
         inside = next(above for above in here.parents if above.samefile(directory.path))
         named = str(here.relative_to(inside))
     config = load_resolved(directory.path)
@@ -68,12 +68,12 @@ def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
 
 
 def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> float:
-    """Write `policy.json`, with further facts, and the graphs into an empty folder.
+    """Write `policy.json`, including `facts`, and the graphs into an empty folder.
 
-    Returns the largest difference of their outputs from torch's on invented observations.
+    Returns the largest difference from torch's outputs on random observations.
 
     Raises:
-        PolicyError: The policy cannot be written as graphs, or these compute something else.
+        PolicyError: The policy cannot be exported as graphs, or their outputs differ from its own.
         MissingExtra: onnx or onnxruntime is not installed.
     """
     require("onnx", "export")
@@ -117,7 +117,7 @@ def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> floa
 
 
 def _observed(policy: Policy) -> dict[str, int]:
-    """Name → width of what the policy itself sees, without its base."""
+    """Return name → width of the policy's own observations, without its base's."""
     base = policy.base
     below = {} if base is None or base is policy else base.observation
     own = policy.encoder.keys
@@ -149,7 +149,7 @@ class _Vision(nn.Module):
 
 
 class _Acting(nn.Module):
-    """A policy's `plan` or `act` of tensors one behind the other; the last is noise or action."""
+    """A policy's `plan` or `act` with positional tensors; noise or base action last."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def _write(folder: Path, policy: Policy) -> float:
 
 
 def _observations(policy: Policy) -> dict[str, Tensor]:
-    """Observations (cases, n, ...) within the range of the training."""
+    """Return observations (cases, n, ...) within the training range."""
     encoder = policy.encoder
     steps, normalizer = encoder.observation_steps, encoder.normalizer
     found = {}
@@ -204,12 +204,12 @@ def _invented(shape: Sequence[int], *, image: bool = False) -> Tensor:
 
 
 def _traced(path: Path, module: nn.Module, given: Mapping[str, Tensor], what: str) -> float:
-    """Write one graph; gives its largest difference from torch."""
+    """Write one graph; returns its largest difference from torch."""
     example = tuple(tensor[:1] for tensor in given.values())
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            # The tracer, as the other exporter of torch takes minutes for a U-Net, and three
-            # packages more; both warn of shapes that are fixed here.
+            # Use the tracer: torch's other exporter takes minutes for a U-Net and needs three more
+            # packages. Both warn about shapes that are fixed here.
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 module.eval(),
@@ -218,7 +218,7 @@ def _traced(path: Path, module: nn.Module, given: Mapping[str, Tensor], what: st
                 dynamo=False,
                 input_names=list(given),
             )
-    except Exception as error:  # the tracer has errors of its own
+    except Exception as error:  # the tracer raises its own errors
         raise PolicyError(
             f"{what} cannot be written as ONNX", got=str(error).strip().partition("\n")[0]
         ) from error

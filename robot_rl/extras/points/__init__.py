@@ -1,1 +1,1 @@
-"""Policies that see point clouds in place of images."""
+"""Policies that see point clouds instead of images."""

@@ -1,4 +1,4 @@
-"""From point clouds to features, in place of images: see `policies.vision`."""
+"""Point-cloud encoder, used instead of an image encoder; see `policies.vision`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _POSITION = 3
 
 
 class PointNet(Backbone):
-    """An MLP of each point, then the largest value of each of its outputs over all points.
+    """An MLP per point, then the maximum of each output over all points.
 
-    Qi et al. 2017, "PointNet", equation 1, without the learned transforms, and with LayerNorm as
-    Ze et al. 2024 have it (3D Diffusion Policy). The order of the points does not matter.
+    Qi et al. 2017, "PointNet", equation 1, without the learned transforms, and with LayerNorm as in
+    Ze et al. 2024 (3D Diffusion Policy). The order of the points does not matter.
 
     Args:
-        columns: Numbers of a point: its position, and perhaps its colour.
-        hidden: Widths of the layers; the last is that of the features.
-        generator: Source of the initial weights.
+        columns: Numbers per point: position, and optionally colour.
+        hidden: Widths of the layers; the last is the number of features.
+        generator: Draws the initial weights.
     """
 
     def __init__(self, columns: int, hidden: Sequence[int], *, generator: torch.Generator) -> None:
@@ -44,12 +44,12 @@ class PointNet(Backbone):
 
 
 class PointEncoder(ImageEncoder):
-    """What `ImageEncoder` is for images, for point clouds (N, 3 or 6): positions, and colours.
+    """An `ImageEncoder` for point clouds (N, 3 or 6): positions and optional colours.
 
     Args:
         cameras: Observation name → shape of its clouds; others are ignored.
-        backbone: ``class`` and options of the backbone, beside the points' columns.
-        region: Lowest and highest corner (2, 3) of the seen space [m]; they become -1 and 1.
+        backbone: ``class`` and options of the backbone, except the points' columns.
+        region: Lowest and highest corner (2, 3) of the observed space [m]; mapped to -1 and 1.
         **options: The other arguments of `ImageEncoder`.
     """
 
@@ -91,7 +91,7 @@ class PointEncoder(ImageEncoder):
             )
 
     def _scaled(self, clouds: Tensor) -> Tensor:
-        """Turn clouds (..., N, C) into the backbone's input (B, N, C): positions in [-1, 1]."""
+        """Turn clouds (..., N, C) into the backbone's input (B, N, C); positions are in [-1, 1]."""
         points = clouds.reshape(-1, *clouds.shape[-2:]).to(self.center)
         places, colours = points.split([_POSITION, points.shape[-1] - _POSITION], -1)
         return torch.cat([(places - self.center) / self.half_size, 2 * colours - 1], -1)

@@ -1,1 +1,1 @@
-"""Models that judge progress: `robot-rl annotate`, and what serves one."""
+"""Progress models: `robot-rl annotate`, and the server for a model."""

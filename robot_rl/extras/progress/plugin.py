@@ -1,4 +1,4 @@
-"""`robot-rl annotate`: scores of models that judge how near to the goal a robot is."""
+"""`robot-rl annotate`: scores from models that judge a robot's progress to the goal."""
 
 from robot_rl.plugins import Command, Plugin
 

@@ -1,9 +1,9 @@
-"""Progress models: how much nearer to the goal one image is than another, and whether it is there.
+"""Progress models score how much closer to the goal an image is, and whether the task is done.
 
-A model such as VLAC runs in a process of its own, with its own packages, and is served there by
-`serve_progress`. It is asked by messages as in `robot_rl.wire.messages`. The payload of a question
-is one frame of uint8 bytes for each entry of `images`, in its order; that of the answer has frames
-of n float32, one for each of the `answers` of the question.
+A model such as VLAC runs in its own process with its own packages, served by `serve_progress`.
+Messages follow `robot_rl.wire.messages`. A request's payload has one frame of uint8 bytes per entry
+of `images`, in that order. The response has one frame of n float32 per entry of the request's
+`answers`.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ _Cameras = Meta(min_length=1, max_length=MAXIMUM_CAMERAS)
 
 
 class ProgressError(RobotRLError):
-    """A progress model that does not answer, or a message between it and us that is wrong."""
+    """A progress model does not answer, or a message to or from it is invalid."""
 
 
 class AskVersion(Numbered):
-    """Ask for the model's version only."""
+    """Request only the model's version."""
 
 
 class _Images(Numbered):
     payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_CAMERAS)
-    answers: ClassVar[Ranges]  # arrays of the answer, and their ranges
+    answers: ClassVar[Ranges]  # response arrays and their ranges
 
     images: Any
     instruction: str = ""
 
     def arrays(self, payload: Payload) -> Images:
-        """Take the images of a question; `ProgressError` where they differ from `images`."""
+        """Return a request's images; `ProgressError` if they do not match `images`."""
         if len(self.images) != len(payload) or len({s[0] for s in self.images.values()}) != 1:
             raise ProgressError(
                 "the cameras show different numbers of images, or lack a frame",
@@ -88,21 +88,21 @@ class _Images(Numbered):
 
 
 class Compare(_Images):
-    """Ask how much nearer to the goal the second of each pair is, of images (n, 2, H, W, 3)."""
+    """Request how much closer to the goal the second of each pair is: images (n, 2, H, W, 3)."""
 
     answers: ClassVar[Ranges] = {"delta": (-1.0, 1.0), "confidence": (0.0, 1.0)}
     images: Annotated[dict[str, tuple[_Size, Literal[2], _Size, _Size, Literal[3]]], _Cameras]
 
 
 class Done(_Images):
-    """Ask for the probability that the task is done, of images (n, H, W, 3)."""
+    """Request the probability that the task is done: images (n, H, W, 3)."""
 
     answers: ClassVar[Ranges] = {"done": (0.0, 1.0)}
     images: Annotated[dict[str, tuple[_Size, _Size, _Size, Literal[3]]], _Cameras]
 
 
 class Scores(Numbered):
-    """The answer of a model; its payload has the scores."""
+    """A model's response; the payload has the scores."""
 
     payload_frames: ClassVar[tuple[int, int]] = (0, 2)
     version: Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -112,16 +112,16 @@ ANSWERS: tuple[type[Message], ...] = (Scores, Refused)
 
 
 def frames_of(arrays: Iterable[npt.ArrayLike], dtype: type[np.generic]) -> list[memoryview]:
-    """Make payload frames of arrays."""
+    """Convert arrays to payload frames."""
     whole = (np.ascontiguousarray(array, dtype) for array in arrays)
     return [array.reshape(-1).view(np.uint8).data for array in whole]
 
 
 def check_address(address: str) -> None:
-    """Check that an address is on this machine: the messages are neither signed nor encrypted.
+    """Check that an address is on this machine: messages are neither signed nor encrypted.
 
     Raises:
-        ProgressError: It is not, or is none.
+        ProgressError: The address is invalid or on another machine.
     """
     try:
         check_protected(address, keys=False)
@@ -135,33 +135,33 @@ def check_address(address: str) -> None:
 
 
 class PairScores(NamedTuple):
-    """Scores of a model for n pairs of observations."""
+    """Model scores for n pairs of observations."""
 
-    delta: Values  # (n,) in [-1, 1], share of the whole task that the second is nearer to the goal
+    delta: Values  # (n,) in [-1, 1], progress from first to second, as a fraction of the task
     confidence: Values  # (n,) in [0, 1]
 
 
 class ProgressModel(Protocol):
-    """Judges observations by their images and the task in words.
+    """Scores observations from their images and the task instruction.
 
     Attributes:
-        version: Of the model, from 1; other weights are another version.
+        version: Model version, from 1; other weights need another version.
     """
 
     version: int
 
     def compare(self, pairs: Images, instruction: str) -> PairScores:
-        """Compare pairs of observations: name → uint8 (n, 2, H, W, 3) RGB, earlier ones first."""
+        """Compare pairs of observations: name → uint8 (n, 2, H, W, 3) RGB, earlier one first."""
 
     def done(self, images: Images, instruction: str) -> Values:
-        """Give the probability (n,) that the task is done, from name → uint8 (n, H, W, 3) RGB."""
+        """Return the probability (n,) that the task is done, from name → uint8 (n, H, W, 3) RGB."""
 
 
 class RemoteProgressModel:
     """A progress model in another process on this machine, at ``tcp://127.0.0.1:PORT``.
 
     Raises:
-        ProgressError: The address is not on this machine, or no model answers there in time.
+        ProgressError: The address is not on this machine, or no model answers in time.
     """
 
     def __init__(self, address: str, timeout_s: float = 60.0) -> None:
@@ -182,16 +182,16 @@ class RemoteProgressModel:
         """See `ProgressModel`.
 
         Raises:
-            ProgressError: The server refused, did not answer in time, or answered nonsense.
+            ProgressError: The server refused, did not answer in time, or sent an invalid answer.
         """
         return PairScores(*self._judged(Compare, pairs, instruction))
 
     def done(self, images: Images, instruction: str) -> Values:
-        """See `ProgressModel`; raises as `compare`."""
+        """See `ProgressModel`; raises like `compare`."""
         return self._judged(Done, images, instruction)[0]
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._socket.close()
         self._context.term()
 
@@ -224,7 +224,7 @@ class RemoteProgressModel:
         return arrays
 
     def _ask(self, question: AskVersion | Compare | Done, images: Images) -> tuple[int, Payload]:
-        """Return the model's version, and the payload of its answer."""
+        """Return the model's version and its response payload."""
         self._number += 1
         numbered = msgspec.structs.replace(question, request=self._number)
         try:
@@ -235,7 +235,7 @@ class RemoteProgressModel:
                     raise ProgressError(
                         "the progress model refused a request", got=answer.message[:2000]
                     )
-                if answer.request == self._number:  # and no other question, which was given up
+                if answer.request == self._number:  # skip late answers to abandoned requests
                     return answer.version, payload
         except WireError as error:
             raise ProgressError("a message of progress is none", got=error) from error
@@ -247,7 +247,7 @@ class RemoteProgressModel:
 
 
 def annotate(store: str, address: str) -> None:
-    """Have the model that listens at an address judge the sealed episodes of a store."""
+    """Annotate the sealed episodes of a store with scores from the model at an address."""
     place = store_at(Path(store))
     if not is_store(place):
         raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
@@ -266,15 +266,15 @@ def annotate_progress(
     stop: StopEvent,
     batch: int = 32,
 ) -> int:
-    """Have a model judge the sealed episodes of a store, and annotate their rows.
+    """Score the sealed episodes of a store with a model, and annotate their rows.
 
     Row t gets the result of its action: `progress` and `progress_confidence` from the observation
-    before it to the one after it, and `done` of the one after it. The last row gets zeros. Episodes
-    that this version of the model has judged before are left out. `stop` ends the work after the
-    episode at hand. Returns the number of episodes.
+    before to the one after, and `done` of the one after. The last row gets zeros. Episodes already
+    scored by this model version are skipped. `stop` ends the work after the current episode.
+    Returns the number of episodes.
 
     Raises:
-        ProgressError: The rows hold no images, or the model failed.
+        ProgressError: The rows have no images, or the model failed.
         ReplayError: The store cannot be read or written.
     """
     with closing(StoreReader(store)) as reader:
@@ -307,10 +307,10 @@ def annotate_progress(
 def judge_episode(
     images: Images, instruction: str, model: ProgressModel, batch: int
 ) -> dict[str, Values]:
-    """Have a model judge each action of an episode, `batch` observations at a time.
+    """Score each action of an episode with a model, `batch` observations at a time.
 
-    Images are uint8 (T + 1, H, W, 3) by observation name. Returns float32 (T + 1,) for each
-    annotation, the last of them zero.
+    Images are uint8 (T + 1, H, W, 3) by observation name. Returns float32 (T + 1,) per annotation;
+    the last value is zero.
     """
     length = len(next(iter(images.values())))
     scores = {n: np.zeros(length, np.float32) for n in (PROGRESS, CONFIDENCE, DONE_PROBABILITY)}
@@ -325,7 +325,7 @@ def judge_episode(
 
 
 def _judged(reader: StoreReader, record: EpisodeRecord, model: ProgressModel) -> bool:
-    """Whether all of an episode has been judged by this version, or by a newer one."""
+    """Return whether this or a newer model version has scored the whole episode."""
     valid, versions, _ = reader.annotations(DONE_PROBABILITY, record)
     return bool(valid.all() and (versions >= model.version).all())
 
@@ -336,13 +336,13 @@ def serve_progress(
     stop: StopEvent,
     on_ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Answer questions until `stop` is set; other messages get an error as their answer.
+    """Answer requests until `stop` is set; invalid messages get an error response.
 
-    At ``tcp://127.0.0.1:PORT`` port 0 takes any free one; `on_ready` gets the address.
+    In ``tcp://127.0.0.1:PORT``, port 0 uses any free port; `on_ready` receives the address.
 
     Raises:
         ProgressError: The address is not on this machine.
-        AddressRefused: The port is taken.
+        AddressRefused: The port is in use.
     """
     check_address(address)
     decoder = Decoder(AskVersion, Compare, Done)
@@ -366,6 +366,6 @@ def _answer(model: ProgressModel, decoder: Decoder, frames: list[Frame]) -> list
             values = (model.done(question.arrays(payload), question.instruction),)
         answer = Scores(request=question.request, version=model.version)
         return encode(answer, frames_of(values, np.float32))
-    except Exception as error:  # from the model's own code; the client that asked gets it
+    except Exception as error:  # from the model's own code; sent to the client
         problem = error if isinstance(error, RobotRLError) else ProgressError(repr(error))
         return encode(refusal(problem, question))

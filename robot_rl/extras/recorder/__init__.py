@@ -1,1 +1,1 @@
-"""The flight recorder of robots on ROS 2 topics."""
+"""Flight recorder for robots on ROS 2 topics."""

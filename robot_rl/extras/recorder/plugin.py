@@ -1,4 +1,4 @@
-"""The flight recorder: a process that keeps the ROS 2 topics of the last minutes."""
+"""Flight recorder plugin: a process that records the last minutes of the ROS 2 topics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def recorder(config: DictConfig) -> list[str] | None:
-    """Say how the recorder is run; None where nothing is recorded."""
-    from robot_rl.config import section  # late: Hydra takes a moment
+    """Return the recorder's command; None if recording is off or the robot has no topics."""
+    from robot_rl.config import section  # imported late because Hydra is slow to load
     from robot_rl.config.sections import RecorderSection
     from robot_rl.errors import require
 
@@ -31,7 +31,7 @@ def recorder(config: DictConfig) -> list[str] | None:
 
 @functools.cache
 def _say(words: str) -> None:
-    """Print it once."""
+    """Print a message once."""
     print(words, file=sys.stderr, flush=True)
 
 

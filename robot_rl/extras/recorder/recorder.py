@@ -1,12 +1,12 @@
-"""The flight recorder: what was on all topics in the last minutes, kept when something goes wrong.
+"""Flight recorder: buffers the last minutes of all topics, and saves them at a fault.
 
-It is a process of its own that no other waits for: it receives over UDP, as best effort, since a
-subscriber through shared memory, or a reliable one, can hold up a sender. In its folder:
+It is a separate process, and no other process waits for it. It receives best effort over UDP,
+because a subscriber through shared memory, or a reliable one, can block a sender. Its folder:
 
-    ring/20261126-151500.mcap        the last minutes, a file for each; the oldest are removed
-    20261126-151742-SensorLate/      the files of the ring at a fault, or at a person's wish: `keep`
+    ring/20261126-151500.mcap        the last minutes in segments; the oldest are deleted
+    20261126-151742-SensorLate/      the ring's files at a fault, or at a call of recorder/keep
 
-Files are MCAP with ROS 2 messages. The next recorder repairs one that a killed recorder has left.
+Files are MCAP with ROS 2 messages. The next recorder repairs a file left by a killed recorder.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from robot_rl.ros.environment import clean_shared_memory, leave_shared_memory, p
 from robot_rl.ros.faults import RosUnavailable
 from robot_rl.ros.ros_client import RosClient, message_type
 
-# What a killed recorder loses: a chunk that is not full, which is a second or less of an arm's
-# state, and what was not flushed since [bytes, s].
+# A killed recorder loses the last partial chunk, which is a second or less of an arm's state, and
+# data since the last flush [bytes, s].
 _CHUNK_BYTES, _TICK_SECONDS = 1 << 12, 0.5
-_AFTER_SECONDS = 5.0  # kept after a fault
-_WAITING = 100  # messages of a topic
+_AFTER_SECONDS = 5.0  # recorded after a fault
+_WAITING = 100  # queue depth per topic
 _MAGIC = b"\x89MCAP0\r\n"
 _PLAIN = {"double": "float64", "float": "float32", "boolean": "bool", "octet": "byte"}
 
 
 class Ring:
-    """The files of the last `kept_s` seconds, each of `segment_s` seconds, in `folder`.
+    """The last `kept_s` seconds in `folder`, as files of `segment_s` seconds.
 
-    All of them together are longer by up to one segment. Raises `OSError` on a full disk.
+    The files together span up to one segment more. Raises `OSError` if the disk is full.
     """
 
     def __init__(self, folder: Path, kept_s: float, segment_s: float) -> None:
@@ -62,7 +62,7 @@ class Ring:
     def write(
         self, topic: str, kind: str, definition: str, data: bytes, *, latched: bool = False
     ) -> None:
-        """Add a serialised message of a topic; one that is latched begins each further file too."""
+        """Write a serialised message; a latched one is repeated at the start of each later file."""
         if topic not in self._channels:
             schema = self._writer.register_schema(kind, "ros2msg", definition.encode())
             self._channels[topic] = self._writer.register_channel(topic, "cdr", schema)
@@ -72,7 +72,7 @@ class Ring:
         self._writer.add_message(self._channels[topic], log_time=now, publish_time=now, data=data)
 
     def tick(self) -> None:
-        """Flush to the disk; when it is time, begin a file and remove the oldest."""
+        """Flush to disk; at the end of a segment, start a new file and delete the oldest."""
         self._file.flush()
         if time.monotonic() - self._started >= self._segment_s:
             self.close()
@@ -83,7 +83,7 @@ class Ring:
                     path.unlink()
 
     def keep(self, why: str) -> Path:
-        """Keep the files of the ring, in a folder named after the time and `why`."""
+        """Save the ring's files in a folder named after the time and `why`."""
         self.close()
         kept = self._folder / f"{_stamp()}-{why}"
         kept.mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ class Ring:
             self.write(topic, kind, definition, data)
 
     def close(self) -> None:
-        """Finish the newest file."""
+        """Finish the latest file."""
         self._writer.finish()
         self._file.close()
 
@@ -120,7 +120,7 @@ def _writer(file: Any) -> Writer:
 
 
 def repair(path: Path) -> None:
-    """Give the file of a killed recorder the end of an MCAP file; all its whole chunks stay."""
+    """Repair the MCAP file of a killed recorder; keeps all complete chunks."""
     with path.open("rb") as torn:
         torn.seek(-min(len(_MAGIC), path.stat().st_size), os.SEEK_END)
         if torn.read() == _MAGIC and path.stat().st_size > len(_MAGIC):
@@ -132,7 +132,7 @@ def repair(path: Path) -> None:
             messages = NonSeekingReader(torn).iter_messages(log_time_order=False)
             try:
                 for schema, channel, message in messages:
-                    assert schema is not None  # all of ours have one
+                    assert schema is not None  # all our channels have one
                     if channel.id not in numbers:
                         kind = writer.register_schema(schema.name, schema.encoding, schema.data)
                         known = (channel.topic, channel.message_encoding, kind)
@@ -140,13 +140,13 @@ def repair(path: Path) -> None:
                     parts = (message.log_time, message.data, message.publish_time)
                     writer.add_message(numbers[channel.id], *parts)
             except EndOfFile:
-                pass  # where it was cut
+                pass  # end of the truncated file
             writer.finish()
     aside.replace(path)
 
 
 def definition_of(kind: Any) -> str:
-    """The text of a message type for MCAP: its fields, then the types of these."""
+    """Return a message type's MCAP definition: its fields, then the types that they use."""
     texts: list[str] = []
     waiting, known = [kind], {kind}
     while waiting:
@@ -166,7 +166,7 @@ def definition_of(kind: Any) -> str:
 
 
 def _field_type(written: str) -> tuple[str, str]:
-    """A field's type as rclpy names it, `sequence<double>`, as `.msg` files do: `float64`, `[]`."""
+    """Convert an rclpy field type, `sequence<double>`, to `.msg` notation: `float64`, `[]`."""
     if found := re.fullmatch(r"sequence<(.*?)(?:, (\d+))?>", written):
         base, most = found.groups()
         end = f"[<={most}]" if most else "[]"
@@ -178,7 +178,7 @@ def _field_type(written: str) -> tuple[str, str]:
 
 
 class Recorder:
-    """Subscribes to every topic that there is, whenever it appears, and writes to a ring."""
+    """Subscribes to every topic when it appears, and writes to a ring."""
 
     def __init__(self, client: RosClient, ring: Ring) -> None:
         self._client, self._ring, self._log = client, ring, client.node.get_logger()
@@ -197,7 +197,7 @@ class Recorder:
         self._ring.tick()
 
     def keep_fault(self) -> None:
-        """Keep the recording of a fault that is not kept yet, if there is one."""
+        """Save the recording of a fault that is not saved yet, if there is one."""
         if self._keep_at != float("inf"):
             self._keep_at = float("inf")
             self._keep(self._why)
@@ -236,7 +236,7 @@ class Recorder:
 
 
 def main(folder: str, namespace: str, minutes: str, segment_s: str) -> int:
-    """Record until asked to end; returns the exit code, 2 after an error such as a full disk."""
+    """Record until stopped; returns the exit code, 2 after an error such as a full disk."""
     ends_with_input = os.environ.pop(ENDS_WITH_INPUT, None)
     prepare_environment()
     leave_shared_memory()
@@ -250,7 +250,7 @@ def main(folder: str, namespace: str, minutes: str, segment_s: str) -> int:
                 recorder = Recorder(client, ring)
                 while not stop.wait(_TICK_SECONDS):
                     client.check()
-            recorder.keep_fault()  # now that no message comes any more
+            recorder.keep_fault()  # after the last message
     except (RobotRLError, OSError) as error:
         sys.stderr.write(f"the flight recorder has failed: {error}\n")
         return 2
