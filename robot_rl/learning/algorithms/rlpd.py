@@ -1,9 +1,9 @@
 """`rlpd`: train a tanh-Gaussian actor off-policy, with half of each batch from demonstrations.
 
 Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data", arXiv 2302.02948.
-It differs from the paper by its defaults: returns of several steps, no entropy in the target, 6
-heads, targets inside `value_range`, and an averaged actor that is evaluated. docs/policies.md says
-why. `algorithm=rlpd_pretrained` and `algorithm=sac` are this class with other settings.
+The defaults differ from the paper: n-step returns, no entropy in the target, 6 critic
+heads, targets clamped to `value_range`, and evaluation of an averaged actor. docs/policies.md
+explains why. `algorithm=rlpd_pretrained` and `algorithm=sac` are this class with other settings.
 """
 
 from __future__ import annotations
