@@ -1,4 +1,4 @@
-"""The learner process: runs the stages of the recipe that learn while actors act."""
+"""The learner process. It runs the recipe's online learning stages while actors collect data."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ from robot_rl.run import (
 )
 from robot_rl.wire import ServerUnreachable, WireError
 
-RECORDS = "learner"  # the run's records of blocks
+RECORDS = "learner"  # the run's learner log, one record per block
 
 
 def run(config: DictConfig) -> None:
-    """Learn in the run directory `config.run`; `KeyboardInterrupt` after a stop, with all saved."""
+    """Learn in the run directory `config.run`. On a stop, save and raise `KeyboardInterrupt`."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     yield_to_control_loop(config.clock)
     torch.set_num_threads(1)
@@ -71,23 +71,23 @@ def run(config: DictConfig) -> None:
 
 _POLL_SECONDS = 0.002
 _RETRY_SECONDS = 0.5
-# A checkpoint is saved at the latest so long after the last one, at the end of a block.
+# Save a checkpoint at the end of a block if the last one is older than this.
 _SAVE_SECONDS = 60.0
-# A shorter block is finished before the learner stops; of a longer one nothing is kept.
+# On a stop, finish the current block if it has run for less than this; otherwise discard it.
 _BLOCK_SECONDS = 20.0
 
 
 class Online(Stage):
-    """Improves the cloned policy by the configured algorithm, while actors act with it."""
+    """Improve the cloned policy with the configured algorithm while actors run it."""
 
     makes = (LAST,)
 
     @property
     def needs(self) -> Sequence[str]:
-        """Episodes and a policy to begin with; raises if steps, device or algorithm do not fit.
+        """Return the episodes and the policy. Raise if steps, device or algorithm do not fit.
 
-        Without demonstrations the episodes are the exploration. With offline updates it also
-        needs their checkpoint.
+        Without demonstrations the episodes are the exploration episodes. With offline updates their
+        checkpoint is needed too.
         """
         settings = self.settings
         Blocks.of(settings).check_learning()
@@ -97,51 +97,51 @@ class Online(Stage):
         return (*first, OFFLINE) if settings.schedule.offline_updates else first
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as it has learned from all steps, and all evaluations are there."""
+        """Return whether all steps are learned from and all evaluations exist."""
         settings = self.settings
         return learned_steps(run) >= settings.environment_steps and not unevaluated(settings, run)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Learn until the configured number of environment steps, or until the bench's `stop`."""
+        """Learn until the configured number of environment steps or until the bench's `stop`."""
         with WorkProgress(self.settings.environment_steps) as progress:
             progress.phase("learning")
             Learner(bench).learn(progress)
 
 
 class BatchMap(Protocol):
-    """Changes each batch before the algorithm sees it; a plug-in adds it.
+    """Modifies each batch before the algorithm sees it. Plug-ins provide these.
 
     Attributes:
-        facts: Its settings, for the run's records.
+        facts: Settings to log in the run's records.
     """
 
     facts: Mapping[str, float]
 
     def count(self) -> None:
-        """Take in the episodes that are visible in the rows now."""
+        """Process the episodes that are currently visible in the rows."""
 
     def mixed(self, batch: Batch) -> Batch:
-        """Return the batch to learn from, without changing the one that is passed."""
+        """Return the batch to learn from. The input batch is not modified."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run needs, as JSON."""
+        """Return the state to resume from, as JSON."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the rows that were visible then."""
+        """Restore a `state_dict`. The same rows must be visible as when it was made."""
 
 
 class Learner:
-    """Trains in blocks of environment steps, each with its exact number of updates.
+    """Trains in blocks of environment steps with an exact number of updates per block.
 
-    On the stepped clock, block j's weights are published when block j + 1 is complete, and act in
-    block j + 2; see `robot_rl.learning.blocks`. The run's replay server must be running.
+    On the stepped clock, the weights of block j are published when block j + 1 is complete and act
+    in block j + 2 (see `robot_rl.learning.blocks`). The run's replay server must be running.
     """
 
     def __init__(self, bench: Workbench) -> None:
         self._bench, settings = bench, bench.settings
         self._blocks = Blocks.of(settings)
-        # Only one actor can be made to act on the weights of a certain block.
+        # With several actors, the weights cannot be tied to a particular block.
         self._stepped = settings.clock == "stepped" and self._blocks.actors == 1
         self._cloned, self._demonstrated = bench.cloned, settings.demonstrated
         first = first_episodes(settings, bench.run)
@@ -177,12 +177,12 @@ class Learner:
             self._resolved |= each.facts
         words = (f"{name.replace('_', ' ')} {value}" for name, value in self._resolved.items())
         bench.say(f"learner: {', '.join(words)}")
-        # A learner that was killed learns from some blocks again, but has noted them already.
+        # After a crash the learner repeats some blocks that are already in the log.
         noted = (record["environment_steps"] for record in bench.run.read_jsonl(RECORDS))
         self._noted_steps = max(noted, default=0)
         self._saved_steps = 0
-        # The first block of each start is saved at once: a learner that is killed again and again
-        # gets on nevertheless.
+        # Save the first block after each start right away, so a learner that crashes repeatedly
+        # still makes progress.
         self._saved_at = -math.inf
         self._wait = QuietWait(lambda text: bench.say(f"learner: {text}"))
         self._taught = settings.schedule.offline_updates > 0
@@ -194,9 +194,9 @@ class Learner:
     def learn(self, progress: WorkProgress) -> None:
         """Learn until the configured number of environment steps, or until `stop` is set.
 
-        While the replay server is away the learner waits for it. Before a `Stopped`, and before an
-        error of that server, a checkpoint is saved: but not amid the updates of a block, of which
-        nothing is kept. `LearningDiverged` where a loss is not finite.
+        Wait while the replay server is down. Save a checkpoint before raising `Stopped` or a replay
+        server error. A block interrupted during its updates is discarded. Raise `LearningDiverged`
+        if a loss is not finite.
         """
         total = self._blocks.total
         if self._annotation not in (None, LABELS):
@@ -205,7 +205,7 @@ class Learner:
                 f"learner: learns only from steps with the annotation {self._annotation!r}, and"
                 f" waits until there are some: {annotate}"
             )
-        # A resumed run on the stepped clock goes on with the weights whose turn it is.
+        # A resumed run on the stepped clock keeps the weights that are due now.
         if not self._stepped or self._bench.client.get_weights(BEHAVIOUR) is None:
             self._publish(self.environment_steps)
         while self.environment_steps < total:
@@ -245,7 +245,7 @@ class Learner:
         with self._saving():
             self._rows.show(target)
             while count and not self._rows.transitions:
-                # No row has the annotation yet that `reward.annotation` names.
+                # No row has the annotation named by `reward.annotation` yet.
                 if self._bench.stop.wait(_RETRY_SECONDS):
                     raise Stopped
                 self._rows.show(target)
@@ -273,7 +273,7 @@ class Learner:
         return record
 
     def _judge(self, comparison: OnlineComparison) -> None:
-        """Compare with the clone, say what changed, and start over if the policy got worse."""
+        """Compare with the clone, log changes, and reset the corrections if the policy is worse."""
         learned = f"after {self.environment_steps} steps what was learned"
         before = comparison.proved
         comparison.count()
@@ -298,32 +298,32 @@ class Learner:
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
             "updates_per_second": count / max(seconds, 1e-9),
-            "update_to_data": paid / online if online > 0 else None,  # it warms up
+            "update_to_data": paid / online if online > 0 else None,  # None during warm-up
             "replay_transitions": self._rows.transitions,
             **(self._comparison.metrics if self._comparison is not None else {}),
             **finite_means(metrics, f"step {self.environment_steps}"),
         }
 
     def _check_weights(self) -> None:
-        """Check the weights before they are saved: the last update may have broken them."""
+        """Check the weights before saving, since the last update may have broken them."""
         for name, tensor in self._algorithm.state_dict().items():
             check_finite(name, tensor, f"step {self.environment_steps}")
 
     def _publish(self, steps: int) -> None:
-        """Publish the weights after `steps` environment steps, and say how long they may act."""
+        """Publish the weights after `steps` environment steps and the step until which they act."""
         behaviour, until = self._behaviour(), self._blocks.acts_until(steps, self.updates)
         with self._saving():
             self._bench.publish(behaviour, until)
 
     def _behaviour(self) -> Behaviour:
-        """The policy that acts now, with its exploration."""
+        """Return the policy that acts now, with its exploration."""
         share = noiseless = 0.0
         if self._comparison is not None:
             share, noiseless = self._comparison.share, self._comparison.noiseless_share
         if not self.updates and not self._taught:
             noise = self._algorithm.schedule.warmup_noise
             if not self._demonstrated:
-                return self._cloned  # it acts at random
+                return self._cloned  # acts at random
             if noise is not None:
                 return self._first().exploring("base", "normal", noise, share)
         return self._acting().exploring("sample", base_share=share, mean_share=noiseless)
@@ -332,13 +332,13 @@ class Learner:
         return self._cloned.learned(self._algorithm.acting_policy(), self.updates)
 
     def _first(self) -> Behaviour:
-        """The clone; or the learning policy if that contains it, so that rows have all columns."""
+        """Return the clone, or the learning policy if it contains the clone (for all columns)."""
         acting = self._acting()
         based = self._demonstrated and acting.policy.base is not None
         return acting if based else self._cloned
 
     def _deployed(self) -> Behaviour:
-        """The learned policy, switched off unless its episodes were better than the clone's."""
+        """Return the learned policy, disabled unless its episodes were better than the clone's."""
         learned = self._cloned.learned(self._algorithm.policy(), self.updates)
         if self._comparison is not None:
             learned.hold_back(not self._comparison.proved)
@@ -346,7 +346,7 @@ class Learner:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Save what is new before a stop, or an error of the replay server, ends the learner."""
+        """Save unsaved progress when a stop or a replay server error ends the learner."""
         try:
             yield
         except (ReplayError, ServerUnreachable, WireError, Stopped):

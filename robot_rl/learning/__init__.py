@@ -1,1 +1,1 @@
-"""Recipes of stages, the algorithms that they learn by, and the weights that actors get."""
+"""Recipes and their stages, the learning algorithms, and weight transfer to the actors."""

@@ -1,8 +1,8 @@
-"""The arithmetic of the stepped clock: which updates a block of steps pays for, and who acts when.
+"""Stepped clock: how many updates each block of steps allows, and which weights act when.
 
-Environment steps come in blocks of N. The weights after block j are published when block j + 1
-is complete and act in block j + 2, so the actor collects one block while the learner trains on
-the one before, and the acting weights do not depend on how fast either is.
+Environment steps are grouped in blocks of N. The weights after block j are published when
+block j + 1 is complete and act in block j + 2. The actor collects one block while the learner
+trains on the previous one, so the acting weights do not depend on the speed of either.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from robot_rl.config.sections import Settings
 from robot_rl.errors import RobotRLError
 from robot_rl.run import CLONED, RunDirectory, learned_steps
 
-EVALUATIONS = "evaluations"  # the run's records of them
+EVALUATIONS = "evaluations"  # the run's evaluation records
 
 
 class ScheduleError(RobotRLError):
-    """Numbers of steps in the configuration that do not fit together."""
+    """Step counts in the configuration that do not fit together."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of environment steps, and the updates that they entitle the learner to."""
+    """Blocks of environment steps and the number of updates they allow."""
 
-    block_steps: int  # environment steps N of a block
+    block_steps: int  # environment steps N per block
     total: int  # environment steps of the run; the last block may be shorter
     every_steps: int  # environment steps between two evaluations, a multiple of N
     warmup_steps: int  # environment steps before the first update
-    critic_only_updates: int  # updates that come due at once when the warm-up ends
-    updates_per_step: int  # updates per environment step after it
-    actors: int = 1  # simulated actors that act at a time
+    critic_only_updates: int  # updates due at once when the warm-up ends
+    updates_per_step: int  # updates per environment step after the warm-up
+    actors: int = 1  # simulated actors that act at the same time
 
     @classmethod
     def of(cls, settings: Settings) -> Blocks:
-        """The blocks of a run; `ScheduleError` where two numbers do not fit together."""
+        """Return the blocks of a run. Raise `ScheduleError` if step counts do not fit together."""
         schedule = settings.schedule
         blocks = cls(
             block_steps=settings.block_steps,
             total=settings.environment_steps,
             every_steps=settings.evaluation.every_steps,
             warmup_steps=schedule.warmup_steps,
-            # What was learned offline need not be learned again.
+            # Skip the critic updates that offline learning already made.
             critic_only_updates=max(0, schedule.critic_only_updates - schedule.offline_updates),
             updates_per_step=schedule.updates_per_step,
             actors=settings.actors,
@@ -58,7 +58,7 @@ class Blocks:
         """Check that the run is long enough for the policy to learn anything.
 
         Raises:
-            ScheduleError: It ends with the warm-up.
+            ScheduleError: The run ends with the warm-up.
         """
         if self.total <= self.warmup_steps:
             raise ScheduleError(
@@ -69,23 +69,23 @@ class Blocks:
             )
 
     def end_after(self, steps: int) -> int:
-        """The end of the block that begins or goes on at `steps`, at most the run's end."""
+        """Return the end of the block that contains `steps`, at most the end of the run."""
         return min((steps // self.block_steps + 1) * self.block_steps, self.total)
 
     def updates_at(self, steps: int) -> int:
-        """All updates that the first `steps` environment steps entitle to."""
+        """Return the total number of updates allowed after `steps` environment steps."""
         if steps < self.warmup_steps:
             return 0
         paid = (steps - self.warmup_steps) * self.updates_per_step
         return self.critic_only_updates + paid
 
     def acts_until(self, steps: int, updates: int) -> int:
-        """Environment step before which the weights after `steps` and `updates` may act.
+        """Return the environment step before which the weights after `steps` and `updates` may act.
 
-        They act in the block after next; the cloned policy (no updates) until the first learned
-        weights may. Several actors share what those updates pay for and two blocks more, so that
-        steps and updates keep their ratio, whichever is faster, as in DeepMind Reverb's
-        `SampleToInsertRatio` (Cassirer et al. 2021, arXiv:2102.04736).
+        They act in the block after next. The cloned policy (no updates) acts until the first
+        learned weights may. Several actors share the steps covered by those updates plus two
+        blocks. This keeps the ratio of steps to updates regardless of which side is faster, like
+        the `SampleToInsertRatio` of DeepMind Reverb (Cassirer et al. 2021, arXiv:2102.04736).
         """
         if self.actors > 1:
             paid = max(updates - self.critic_only_updates, 0) // self.updates_per_step
@@ -98,12 +98,12 @@ class Blocks:
         return first + self.block_steps
 
     def evaluation_points(self) -> list[int]:
-        """Environment steps at which the run is evaluated, the cloned policy's 0 included."""
+        """Return the environment steps at which the run is evaluated, including 0 for the clone."""
         return [*range(0, self.total, self.every_steps), self.total]
 
 
 def unevaluated(settings: Settings, run: RunDirectory) -> list[int]:
-    """Environment steps of the periodic evaluations that are still to be made, or waited for."""
+    """Return the environment steps of the periodic evaluations that have no result yet."""
     if not settings.evaluation.periodic:
         return []
     records = run.read_jsonl(EVALUATIONS)

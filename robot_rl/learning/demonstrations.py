@@ -1,4 +1,4 @@
-"""The episodes that a run begins with, demonstrated or explored, also as rows of its store."""
+"""The episodes a run starts from (demonstrations or exploration), also as replay rows."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.windows import LABELS
 from robot_rl.run import RunDirectory
 
-DEMONSTRATOR = 0  # the actor that demonstrations come from
+DEMONSTRATOR = 0  # actor number of demonstrations
 _OWNER = "demonstrations"
-_LEAST_IMITATED_STEPS = 4000  # environment steps in which demonstrations are imitated
+_LEAST_IMITATED_STEPS = 4000  # minimum environment steps of imitation
 
 
 def first_episodes(settings: Settings, run: RunDirectory) -> EpisodeDataset:
-    """The demonstrations, or the exploration in place of them; see `open_demonstrations`."""
+    """Return the demonstrations, or the exploration instead. See `open_demonstrations`."""
     if not settings.demonstrated:
         return EpisodeDataset(run.exploration)
     return open_demonstrations(settings.dataset, run)
 
 
 def open_demonstrations(dataset: str | None, run: RunDirectory | None) -> EpisodeDataset:
-    """Open the demonstrations of a path, or of the run. No robot is made.
+    """Open the demonstrations at a path or of the run, without creating a robot.
 
     Raises:
-        SchemaMismatch: They are of another schema version.
+        SchemaMismatch: The demonstrations have a different schema version.
         RobotRLError: There are no demonstrations, or no successful ones.
     """
     path = Path(str(dataset)) if dataset or run is None else run.demonstrations
@@ -61,15 +61,15 @@ def open_demonstrations(dataset: str | None, run: RunDirectory | None) -> Episod
 
 
 def check_demonstrations(environment: Mapping[str, Any], dataset: EpisodeDataset) -> None:
-    """Check that demonstrations fit the task and the robot, which is made for this alone.
+    """Check that demonstrations fit the task and the robot, which is created only for this check.
 
     Raises:
-        SchemaMismatch: They are of another task, shape, rate or schema version.
+        SchemaMismatch: The task, shape, rate or schema version differs.
     """
     env = make_env(environment)
     env.close()
     dataset.expect(env.schema)
-    scaled = dataset.metadata.get("action_range")  # where robot-rl import has scaled them
+    scaled = dataset.metadata.get("action_range")  # set if robot-rl import scaled the actions
     if scaled is None or not isinstance(env.robot, GymRobot):
         return
     if not np.allclose(scaled, own := env.robot.action_range, rtol=1e-3):
@@ -84,15 +84,16 @@ def check_demonstrations(environment: Mapping[str, Any], dataset: EpisodeDataset
 def fill_from_demonstrations(
     algorithm: Part, annotation: str | None, first: EpisodeDataset
 ) -> Part:
-    """The algorithm's configuration, with its open values filled in from the first episodes.
+    """Fill open values of the algorithm's configuration from the first episodes.
 
-    With a discount γ the start of an episode must still count its success: the horizon 1 / (1 - γ)
-    is two thirds of the steps to it. Demonstrations are imitated as long as 100 of them take.
+    The discount γ must be high enough that the success still counts at the start of an episode: the
+    horizon 1 / (1 - γ) is two thirds of the steps to success. Imitation lasts as many steps as 100
+    demonstrations.
 
     Args:
-        algorithm: Its configuration.
-        annotation: Name of the annotations that are its rewards, whose scale is another one; None
-            or `LABELS` where these are of the recorded scale.
+        algorithm: Configuration of the algorithm.
+        annotation: Name of the annotation used as reward, which has a different scale. None or
+            `LABELS` if the rewards have the recorded scale.
         first: The first episodes of the run.
     """
     filled = copy.deepcopy(algorithm)
@@ -112,13 +113,13 @@ def fill_from_demonstrations(
 
 
 def value_range(dataset: EpisodeDataset, gamma: float) -> tuple[float, float]:
-    """Bounds of the return of any policy, if no reward is lower or higher than those demonstrated.
+    """Return bounds on the return of any policy, given the range of demonstrated rewards.
 
-    A reward with which an episode terminates is had once, any other perhaps for ever, discounted
-    by γ < 1 per step.
+    A terminating reward is received once. Any other reward may recur forever, discounted by γ < 1
+    per step.
 
     Raises:
-        RobotRLError: All rewards are 0, so that there is nothing to learn from.
+        RobotRLError: All rewards are 0, so there is no learning signal.
     """
     columns = dataset.arrays(("reward", "terminated"))
     reward, ended = columns["reward"].astype(np.float64), columns["terminated"]
@@ -143,15 +144,15 @@ def insert_episodes(
     stop: StopEvent,
     source: int = SOURCE_DEMONSTRATION,
 ) -> None:
-    """Put the first episodes of a run into the store, with the clone's proposals along them.
+    """Insert the first episodes of a run into the store, with the clone's proposals.
 
-    Of demonstrations only the successful ones, as for cloning: an actor that imitates learns from
-    these rows what to do. Rows that an earlier, interrupted insertion has put there are not sent
-    again. They count as of `source`, whatever recorded them: rows of `SOURCE_POLICY` are the run's
+    Only successful demonstrations are inserted, as for cloning, because an imitating actor learns
+    what to do from these rows. Rows from an earlier, interrupted insertion are not sent again. Rows
+    are tagged with `source` regardless of what recorded them. Rows of `SOURCE_POLICY` are the run's
     first environment steps.
 
     Raises:
-        Stopped: `stop` was set, and the episode is in.
+        Stopped: `stop` was set. Raised between two episodes.
     """
     schema = stored_schema(dataset.schema, cloned)
     opened = client.open_session(schema, DEMONSTRATOR, 0, owner=_OWNER)
@@ -177,7 +178,7 @@ def insert_episodes(
 
 
 def stored_columns(dataset: EpisodeDataset, index: int, runner: PolicyRunner) -> dict[str, Any]:
-    """Columns of an episode as a store has them: with features and proposals of a clone."""
+    """Return the columns of an episode as stored: with a clone's features and proposals."""
     columns, instruction = dataset.episode(index), dataset.instructions[index]
     columns |= runner.behaviour.features(columns, [instruction] * len(columns["reward"]))
     columns["base_action"] = runner.label(columns, int(dataset.seeds[index]), instruction)

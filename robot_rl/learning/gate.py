@@ -1,7 +1,7 @@
-"""The gate: whether an improved policy is accepted, and acts from now on.
+"""The gate: decides whether an improved policy is accepted and deployed.
 
-A gate never sees a simulator's true score. It looks at episodes as the robot's own reward judges
-them, or at a model of them.
+A gate never sees a simulator's ground-truth score. It uses episodes scored by the robot's own
+reward, or a model of them.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from robot_rl.learning.stages.gather import (
 from robot_rl.learning.workbench import Workbench
 
 Answer = Literal["accepted", "reverted", "undecided"]
-Figures = Mapping[str, Any]  # behind a verdict, as JSON
+Figures = Mapping[str, Any]  # data behind a verdict, as JSON
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer of a gate.
+    """A gate's decision.
 
-    An accepted candidate is deployed, and improved further. A reverted one is dropped, and the
-    accepted policy is improved again. An undecided one is improved further, but not deployed:
-    success often falls before it rises.
+    An accepted candidate is deployed and improved further. A reverted one is dropped, and the
+    accepted policy is improved again. An undecided one is improved further but not deployed, since
+    success often drops before it rises.
     """
 
     decision: Answer
-    reason: str  # in words
+    reason: str  # human-readable
     figures: Figures
 
 
 class Candidate(NamedTuple):
-    """An improved policy, and the accepted one that it is compared with."""
+    """An improved policy and the accepted policy it is compared with."""
 
     behaviour: Behaviour
     accepted: Behaviour
     round_number: int
-    # Of the verdicts on undecided candidates since that one was accepted.
+    # Figures of the undecided verdicts since the accepted policy was accepted.
     earlier: Sequence[Figures] = ()
 
 
 class Gate(Protocol):
-    """Judges a candidate beside the accepted policy.
+    """Judges a candidate against the accepted policy.
 
     Attributes:
-        held_out: Improvement leaves out each episode whose number is a multiple of it, so that the
-            gate can learn from episodes that the candidate has not seen; 0: it leaves out none.
+        held_out: Improvement skips every episode whose number is a multiple of this, so the gate
+            can learn from episodes the candidate has not seen. 0 skips no episodes.
     """
 
     held_out: int
 
     def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
-        """Decide; episodes of an earlier start are not run again."""
+        """Decide. Episodes from an earlier start are reused, not run again."""
 
 
 class OpenGate:
@@ -72,21 +72,21 @@ class OpenGate:
     held_out: ClassVar[int] = 0
 
     def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
-        """Accept it."""
+        """Accept the candidate."""
         return Verdict("accepted", "not judged, as gate=none accepts every candidate", {})
 
 
 @dataclass(frozen=True)
 class EpisodeGate:
-    """Both policies act in turns, as they are deployed, until one is shown to be better.
+    """Runs both policies in turns, as deployed, until one is shown to be better.
 
-    In simulation both meet the same scenes. On a robot the turns keep a drift from favouring
-    either. All episodes are kept to learn from.
+    In simulation both policies get the same scenes. On a robot, taking turns keeps drift from
+    favouring one of them. All episodes are kept for learning.
     """
 
-    pairs: int  # most episodes of each
-    level: float  # chance to find a difference between equal ones, in either direction
-    collapse: float  # chance to take a candidate as good as the accepted one for collapsed
+    pairs: int  # maximum episodes of each policy
+    level: float  # false-positive rate for equal policies, in either direction
+    collapse: float  # probability of calling a candidate collapsed when it equals the accepted one
 
     held_out: ClassVar[int] = 0
 
@@ -102,10 +102,10 @@ class EpisodeGate:
             )
 
     def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
-        """Let them act until the answer is known."""
+        """Run both policies until the outcome is clear."""
         accepted, round_number = candidate.accepted, candidate.round_number
         acting = [each.exploring("mean") for each in (accepted, candidate.behaviour)]
-        # Some of these very episodes may be there already; `gathered` gives them again.
+        # An earlier start may have recorded some of these episodes. `gathered` yields those again.
         mine = recorded_places(bench, Purpose.JUDGEMENT, round_number)
         others = (o for at, o in enumerate(outcomes(bench.run)) if at not in mine)
         known = [o.success for o in others if o.version == accepted.version and not o.operated]
@@ -126,33 +126,34 @@ class EpisodeGate:
 
 @dataclass
 class PairedTest:
-    """The successes of pairs of episodes, of the accepted policy and of a candidate.
+    """Successes in pairs of episodes, one by the accepted policy and one by the candidate.
 
-    Better or worse is decided by `Comparison`'s sequential sign test, which may be read after each
-    pair. A small gain needs more pairs than one round has. So the pairs of the undecided candidates
-    before it count as well, if it won more than it lost itself. They don't count against it, as
-    success often falls before it rises.
+    `Comparison`'s sequential sign test decides better or worse. It may be read after each pair. A
+    small gain needs more pairs than one round has, so the pairs of earlier undecided candidates
+    count too if this candidate won more pairs than it lost. They never count against it, since
+    success often drops before it rises.
 
-    The sign test needs pairs that differ, so it is slow to find that a candidate never succeeds.
-    Wald's test (1945) of the candidate's episodes alone is quicker: that it succeeds as often as
-    the accepted policy, against a quarter of that. The accepted policy's rate is that of all of its
-    episodes. Those in which it explored count too, as exploring can only cost successes.
+    The sign test uses only pairs that differ, so it is slow to detect a candidate that never
+    succeeds. Wald's test (1945) on the candidate's episodes is faster. It compares two hypotheses:
+    the candidate succeeds as often as the accepted policy, or a quarter as often. The accepted
+    policy's rate is taken over all of its episodes. Exploring episodes are included, since
+    exploration can only reduce success.
     """
 
     gate: EpisodeGate
     before: Sequence[bool]  # successes of the accepted policy in earlier episodes
-    # Pairs that each undecided candidate before this one lost and won.
+    # Pairs lost and won by each earlier undecided candidate.
     earlier: Sequence[tuple[int, int]] = ()
     accepted: list[bool] = field(default_factory=list)
     candidate: list[bool] = field(default_factory=list)
-    operated: int = 0  # pairs in which an operator took part; they do not count
+    operated: int = 0  # pairs with operator intervention, which are not counted
 
-    _FEWEST: ClassVar[int] = 10  # episodes after which the accepted policy's rate counts
-    _TRIED: ClassVar[int] = 3  # episodes after which the candidate's do
-    _COLLAPSED: ClassVar[float] = 0.25  # of that rate
+    _FEWEST: ClassVar[int] = 10  # episodes needed before the accepted policy's rate counts
+    _TRIED: ClassVar[int] = 3  # episodes needed before the candidate's rate counts
+    _COLLAPSED: ClassVar[float] = 0.25  # fraction of that rate
 
     def decide(self, pairs: Iterable[tuple[EpisodeOutcome, EpisodeOutcome]]) -> Verdict:
-        """Add pairs, of the accepted policy and the candidate, until the answer is known."""
+        """Add (accepted, candidate) pairs until the outcome is clear."""
         for accepted, candidate in pairs:
             self.add(accepted, candidate)
             if self.verdict().decision != "undecided":
@@ -169,14 +170,14 @@ class PairedTest:
 
     @property
     def comparison(self) -> Comparison:
-        """The pairs that differ."""
+        """Pairs that differ."""
         pairs = list(zip(self.accepted, self.candidate, strict=True))
         lost, won = pairs.count((True, False)), pairs.count((False, True))
         return Comparison(lost, won, self.gate.level, most=self.gate.pairs)
 
     @property
     def with_earlier(self) -> Comparison:
-        """The pairs that differ, with those of the undecided candidates before."""
+        """Pairs that differ, including those of earlier undecided candidates."""
         own, most = self.comparison, self.gate.pairs * (1 + len(self.earlier))
         lost = own.lost + sum(lost for lost, _ in self.earlier)
         won = own.won + sum(won for _, won in self.earlier)
@@ -184,7 +185,7 @@ class PairedTest:
 
     @property
     def collapse_evidence(self) -> float:
-        """How many times likelier the candidate's episodes are if it has collapsed."""
+        """Likelihood ratio of the candidate's episodes: collapsed against not collapsed."""
         known = [*self.before, *self.accepted]
         if len(known) < self._FEWEST or len(self.candidate) < self._TRIED:
             return 1.0
@@ -194,7 +195,7 @@ class PairedTest:
         return math.exp(won * math.log(low / rate) + lost * math.log((1 - low) / (1 - rate)))
 
     def verdict(self) -> Verdict:
-        """The answer by the pairs so far."""
+        """Return the verdict after the pairs so far."""
         compared, pooled, evidence = self.comparison, self.with_earlier, self.collapse_evidence
         pairs = len(self.accepted)
         counts = (

@@ -1,4 +1,4 @@
-"""Whether the learned policy is better than the cloned one, by their episodes on the robot."""
+"""Compare the learned policy with the clone on episodes from the robot."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 from robot_rl.data.schema import SOURCE_INTERVENTION
 from robot_rl.learning.workbench import Rows
 
-_EXPLORING = 12  # latest exploring episodes that count: the learned policy changes
+_EXPLORING = 12  # latest exploring episodes that count, since the learned policy changes
 _NOISELESS = 20  # latest episodes without noise that count
-# Latest episodes of both kinds that count together. Beside a clone that solves 86 % of the scenes,
-# 20 episodes of a perfect policy prove nothing. With these, in simulated runs of 80 episodes, a
-# policy that solved 98 %, exploring, counted as better at the end in 71 instead of 39 % of the
-# runs; a worse one (85 against 90 %) acts in 5 instead of 3 % of the time.
+# Latest episodes of both kinds that count together. If the clone solves 86 % of the scenes, 20
+# episodes of a perfect policy prove nothing. With 40, in simulated runs of 80 episodes, an
+# exploring policy that solved 98 % counted as better at the end in 71 instead of 39 % of the runs.
+# A worse policy (85 against 90 %) acts 5 instead of 3 % of the time.
 _EITHER = 40
-_LATEST = 60  # latest episodes of the learned policy that are kept for this
-_ENOUGH = 20  # episodes of the clone, after which it need not act any more
-_LEAST = 6  # episodes of each before they are compared
-_SURE = 0.95  # chance from which the learned policy counts as better, or as worse
-# Above this chance a better policy still counts as better: near a single threshold each episode
-# would decide. In simulated runs a better one (95 against 60 %) then acts in 72 instead of 56 % of
-# the time, a worse one (50 against 60 %) in 2 instead of 1 %.
+_LATEST = 60  # latest episodes of the learned policy that are stored
+_ENOUGH = 20  # clone episodes after which it need not act any more
+_LEAST = 6  # minimum episodes of each before comparing
+_SURE = 0.95  # probability from which the learned policy counts as better (or worse)
+# A policy that counts as better stays so above this probability. With a single threshold, each
+# episode could flip the decision. In simulated runs a better policy (95 against 60 %) then acts
+# 72 instead of 56 % of the time, a worse one (50 against 60 %) 2 instead of 1 %.
 _STILL = 0.8
-_FIRST_SHARE = 0.5  # of the episodes, until _LEAST of the clone are known: it acts without noise
-_SHARE = 0.125  # of the episodes after that
-_HOPELESS = 0.2  # chance below which the learned policy is not tried without noise
-_NOISELESS_SHARE = 1 / 3  # of the episodes otherwise, until exploring episodes prove it
+_FIRST_SHARE = 0.5  # fraction of episodes run by the noiseless clone, up to _LEAST
+_SHARE = 0.125  # fraction of episodes after that
+_HOPELESS = 0.2  # below this probability the learned policy is not tried without noise
+_NOISELESS_SHARE = 1 / 3  # fraction otherwise, until exploring episodes prove it
 _FIELDS = ("source", "success", "base_alone", "noiseless", "policy_version")
 
 
@@ -38,12 +38,12 @@ _Score = tuple[bool, float]  # success and return of an episode
 
 
 class OnlineComparison:
-    """Compares episodes of the clone, without noise, with episodes of the learned policy.
+    """Compares noiseless episodes of the clone with episodes of the learned policy.
 
-    The learned policy explores meanwhile, which costs successes: it may fail in most episodes of a
-    precise task that it would solve without noise. So if its exploring episodes do not decide, some
-    without noise do, or both kinds together. An episode counts if it was acted in one way from
-    start to end, and without an operator.
+    The learned policy explores, which costs successes: it may fail most episodes of a precise task
+    that it would solve without noise. So if its exploring episodes are inconclusive, its noiseless
+    episodes can decide, or both kinds together. An episode counts only if one policy acted in one
+    mode from start to end, without an operator.
 
     Attributes:
         proved: Whether the learned policy counts as better than the clone.
@@ -51,16 +51,17 @@ class OnlineComparison:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._counted = -1  # the episode that was looked at last
-        # Success and return of each episode that counts; of learned ones also whether it explored.
+        self._counted = -1  # number of the last episode processed
+        # Success and return of each counted episode. Learned episodes also store whether they
+        # explored.
         self._cloned: list[_Score] = []
         self._learned: deque[tuple[_Score, bool]] = deque(maxlen=_LATEST)
-        self._first_version = 1  # of the weights whose episodes count as learned
+        self._first_version = 1  # first weights whose episodes count as learned
         self.proved = False
 
     @property
     def share(self) -> float:
-        """Share of the episodes in which the clone acts without noise."""
+        """Fraction of episodes in which the clone acts without noise."""
         known = len(self._cloned)
         if known >= _ENOUGH:
             return 0.0
@@ -68,7 +69,7 @@ class OnlineComparison:
 
     @property
     def noiseless_share(self) -> float:
-        """Share of the episodes in which the learned policy acts without noise."""
+        """Fraction of episodes in which the learned policy acts without noise."""
         exploring, *_ = self._chances()
         open_ = exploring is not None and _HOPELESS <= exploring < _SURE
         return _NOISELESS_SHARE if open_ else 0.0
@@ -81,15 +82,15 @@ class OnlineComparison:
         return worse and (noiseless is None or noiseless <= 0.5)
 
     def restart(self, version: int) -> None:
-        """Forget the episodes of all weights before `version`."""
+        """Drop the episodes of all weights before `version`."""
         self._learned.clear()
         self._first_version, self.proved = version, False
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Success rate of each kind of episode, if there are any.
+        """Success rate of each kind of episode that has occurred.
 
-        The base is the policy that learning began with: the clone, or one that a gate accepted.
+        `base` is the policy that learning started from: the clone, or one accepted by a gate.
         """
         exploring, noiseless, _, cloned = self._successes()
         named = {"exploring": exploring, "learned": noiseless, "base": cloned}
@@ -106,10 +107,10 @@ class OnlineComparison:
         return "; ".join(f"{name}: {more} of {of}" for name, (more, of) in counts if of)
 
     def count(self) -> None:
-        """Take in the episodes that are visible in the rows now, and decide."""
+        """Process the episodes that are now visible in the rows, and decide."""
         for number, columns in self._rows.episodes(_FIELDS, self._counted):
             self._counted = number
-            known = ~np.isnan(columns["reward"][:-1])  # rows without an annotation are left out
+            known = ~np.isnan(columns["reward"][:-1])  # skip rows without an annotation
             episode = {name: column[:-1][known] for name, column in columns.items()}
             if not known.any() or (episode["source"] == SOURCE_INTERVENTION).any():
                 continue
@@ -123,13 +124,13 @@ class OnlineComparison:
                     self._learned.append((score, not noiseless.any()))
         exploring, *others = self._chances()
         if exploring is None or exploring < _HOPELESS:
-            self.proved = False  # the other episodes are of before
+            self.proved = False  # the other episodes are outdated
         else:
             best = max(exploring, *(chance or 0.0 for chance in others))
             self.proved = best >= (_STILL if self.proved else _SURE)
 
     def _chances(self) -> list[float | None]:
-        """Chances that the learned policy is better: exploring, without noise, either.
+        """Probability that the learned policy is better: exploring, without noise, both together.
 
         None if there are too few episodes.
         """
@@ -140,9 +141,10 @@ class OnlineComparison:
         ]
 
     def _successes(self) -> list[tuple[int, int]]:
-        """Successes and episodes: exploring, without noise, either, and of the clone.
+        """(successes, episodes): exploring, without noise, both together, and of the clone.
 
-        If no episode has succeeded, those with a return above the mean of the medians count.
+        If no episode has succeeded, count those whose return exceeds the mean of the groups'
+        medians.
         """
         exploring = [score for score, explored in self._learned if explored][-_EXPLORING:]
         noiseless = [score for score, explored in self._learned if not explored][-_NOISELESS:]
@@ -158,7 +160,7 @@ class OnlineComparison:
         return [(sum(successes), len(successes)) for successes in found]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was counted, as JSON."""
+        """Return all counts, as JSON."""
         return {
             "cloned": self._cloned,
             "learned": list(self._learned),
@@ -168,17 +170,17 @@ class OnlineComparison:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore a `state_dict`."""
         self._cloned, self._learned = list(state["cloned"]), deque(state["learned"], _LATEST)
         self._first_version, self.proved = state["first_version"], state["proved"]
         self._counted = state["counted"]
 
 
 def chance_of_more(more: int, of_more: int, less: int, of_less: int) -> float:
-    """Chance that the rate behind `more` of `of_more` exceeds that behind `less` of `of_less`.
+    """Probability that the rate behind `more` of `of_more` exceeds that of `less` of `of_less`.
 
-    Each rate is uniform in [0, 1] before anything is seen of it. The sum is that of Miller 2015,
-    "Formulas for Bayesian A/B Testing".
+    Both rates have a uniform prior on [0, 1]. The sum is from Miller 2015, "Formulas for Bayesian
+    A/B Testing".
     """
     a, b, c, d = less + 1, of_less - less + 1, more + 1, of_more - more + 1
     terms = (

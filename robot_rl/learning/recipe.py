@@ -1,10 +1,10 @@
-"""A recipe: the stages of a run in their order, and which of them are done.
+"""A recipe: the ordered stages of a run, and which of them are done.
 
-A choice of configs/recipe names them; each is a class with a file of its own, such as those in
-`robot_rl.learning.stages`. What a stage makes is a file or folder of the run directory. The run's
-`stages.jsonl` says which stages have run to their end, and how long each start of one took.
-In place of a stage there may be several that are repeated: `{repeat: 3, of: {gather: …}}` is
-`gather_1`, `gather_2`, `gather_3`, and so on.
+A file in configs/recipe lists the stages. Each stage is a class in its own file, such as those in
+`robot_rl.learning.stages`. A stage's artifacts are files or folders in the run directory. The run's
+`stages.jsonl` logs which stages have finished and how long each start took. A list entry can also
+repeat several stages: `{repeat: 3, of: {gather: …}}` becomes `gather_1`, `gather_2`, `gather_3`,
+and so on.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ RECORDS = "stages"
 
 
 class RecipeError(RobotRLError):
-    """Stages that do not fit each other, or lack an artifact that they need."""
+    """Stages that do not fit together or lack an artifact they need."""
 
 
 class Stage(ABC):
     """One step of a recipe.
 
-    A constructor of its own takes the options of its configuration; and where it has parameters of
-    these names the settings of the run, and the number of the `round` that it is repeated in.
+    A subclass constructor takes the options of its configuration. Parameters named `settings` and
+    `round` receive the run's settings and the repetition number.
 
     Attributes:
-        settings: Of the run.
-        makes: Names of the artifacts that it leaves: files or folders of the run directory. A run
-            does not have a stage that makes none. One that makes `checkpoints/last` runs in the
-            learner's process, beside the actors.
+        settings: Settings of the run.
+        makes: Names of the artifacts it creates: files or folders of the run directory. A stage
+            that makes no artifact is left out of the run. A stage that makes `checkpoints/last`
+            runs in the learner's process, in parallel with the actors.
     """
 
     makes: Sequence[str] = ()
@@ -53,34 +53,34 @@ class Stage(ABC):
 
     @property
     def needs(self) -> Sequence[str]:
-        """Names of the artifacts that it starts from.
+        """Return the names of the artifacts the stage starts from.
 
-        They are read before any stage of the run starts. A stage that lacks something else, such
-        as a person who drives, raises its `RobotRLError` here.
+        They are read before any stage of the run starts. A stage that lacks something else, such as
+        an operator, raises its `RobotRLError` here.
         """
         return ()
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """Whether nothing is left to do; `recorded`: the stage has run to its end before."""
+        """Return whether no work is left. `recorded`: the stage has finished before."""
         return recorded and all((run.path / name).exists() for name in self.makes)
 
     @abstractmethod
     def run(self, bench: Workbench) -> None:
-        """Do the work, or go on with it where an earlier start was interrupted."""
+        """Do the work, or resume it after an interruption."""
 
 
 class Recipe:
-    """The stages that a run of these settings has, by name and in order.
+    """The stages of a run with these settings, by name and in order.
 
     Raises:
-        RecipeError: It has no stage of the name that `stage` asks for.
-        RunError: There is no run as `artifacts` names.
-        RegistryError: A stage cannot be made.
+        RecipeError: There is no stage with the name given as `stage`.
+        RunError: The run named by `artifacts` does not exist.
+        RegistryError: A stage cannot be created.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._other = settings, None
-        if settings.artifacts is not None:  # now: `latest` will soon be another run
+        if settings.artifacts is not None:  # resolve now: `latest` will soon be another run
             self._other = RunDirectory.open(settings.artifacts, settings.runs_directory)
         self.stages = {name: stage for name, stage in _made(settings) if stage.makes}
         if settings.stage is not None and settings.stage not in self.stages:
@@ -91,10 +91,10 @@ class Recipe:
             )
 
     def of_kind(self, kind: type[Stage]) -> list[str]:
-        """The names of the stages of a kind; a recipe that lacks it gets one.
+        """Return the names of the stages of a kind, adding one if the recipe lacks it.
 
         Raises:
-            ConfigError: The run has none.
+            ConfigError: The run has no such stage.
         """
         names = [name for name, stage in self.stages.items() if isinstance(stage, kind)]
         if names:
@@ -104,45 +104,46 @@ class Recipe:
             count, dataset = self._settings.demonstrations, self._settings.dataset
             got = f"demonstrations={count}, dataset={dataset}"
             raise ConfigError("there is nothing to do", got=got, hint="leave these out")
-        name = re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower()  # as a recipe says it
+        name = re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower()  # spelled as in a recipe
         self.stages[name] = stage
         return [name]
 
     def left(self, run: RunDirectory | None) -> list[str]:
-        """Names of the stages with something left to do; all of them where there is no run yet.
+        """Return the names of unfinished stages. All of them if there is no run yet.
 
-        With `stage` in the settings it is only that stage, done or not.
+        If the settings have `stage`, return only that stage, done or not.
         """
         return [self._settings.stage] if self._settings.stage else self._unfinished(run)
 
     def in_turn(self, run: RunDirectory) -> Iterator[str]:
-        """The names of `left`, each looked for when its turn comes: stages depend on each other."""
+        """Yield the names of `left`, re-checked at each turn, since stages depend on each other."""
         names = [self._settings.stage] if self._settings.stage else list(self.stages)
         yield from (name for name in names if name in self.left(run))
 
     def up_to(self, artifact: str) -> list[str]:
-        """Names of the stages up to the last that makes an artifact; empty if none does."""
+        """Return the stage names up to the last one that makes an artifact. Empty if none does."""
         names = list(self.stages)
         ends = [n for n, s in enumerate(self.stages.values(), 1) if artifact in s.makes]
         return names[: ends[-1]] if ends else []
 
     def beside_actors(self, name: str) -> bool:
-        """Whether a stage learns while actors act: in the learner's process."""
+        """Return whether a stage learns while actors act, in the learner's process."""
         return LAST in self.stages[name].makes
 
     def online(self, run: RunDirectory) -> list[str]:
-        """Names of the stages left that can learn beside the actors that act now, in order."""
+        """Return the unfinished stages, in order, that can run alongside the current actors."""
         behind = itertools.dropwhile(lambda name: not self.beside_actors(name), self.left(run))
         return list(itertools.takewhile(self.beside_actors, behind))
 
     def check(self, run: RunDirectory | None, names: Sequence[str]) -> None:
         """Check that each of these stages will find what it needs, before any of them starts.
 
-        `run` is None before there is one.
+        `run` is None if there is no run yet.
 
         Raises:
-            RecipeError: One needs an artifact that is not there, and that no stage before it makes.
-            RobotRLError: One could not do its work.
+            RecipeError: A stage needs an artifact that does not exist and that no earlier stage
+                makes.
+            RobotRLError: A stage could not do its work.
         """
         made = {DEMONSTRATIONS} if self._settings.dataset is not None else set()
         places = [place for place in (run, self._other) if place is not None]
@@ -159,7 +160,7 @@ class Recipe:
             made |= set(stage.makes)
 
     def borrow(self, run: RunDirectory, names: Sequence[str]) -> None:
-        """Copy what these stages need, and the run lacks, from the run that `artifacts` names."""
+        """Copy artifacts these stages need and the run lacks from the run named by `artifacts`."""
         if self._other is None:
             return
         for need in {need for name in names for need in self.stages[name].needs}:
@@ -173,16 +174,16 @@ class Recipe:
             partial = target.with_name(f".{target.name}.partial")
             copy = run.atomic_folder(need) if checkpoint else new_folder(target, partial)
             with copy as folder:
-                # The copy's manifest is written when it is whole.
+                # Write the copy's manifest once the copy is complete.
                 others = shutil.ignore_patterns(MANIFEST)
                 shutil.copytree(source, folder, dirs_exist_ok=True, ignore=others)
 
     def perform(self, name: str, run: RunDirectory, stop: StopEvent | None = None) -> None:
-        """Run a stage in a run directory; note how long it took, and whether that was to its end.
+        """Run a stage in a run directory. Log its duration and whether it finished.
 
         Raises:
             RobotRLError: The stage cannot do its work.
-            Stopped: `stop` was set, and what could be saved is.
+            Stopped: `stop` was set. Everything that can be saved is saved.
         """
         started, finished = time.monotonic(), False
         try:
@@ -191,14 +192,14 @@ class Recipe:
                 finished = not bench.stop.is_set()
         finally:
             record = {"stage": name, "seconds": time.monotonic() - started, "finished": finished}
-            # Where the disk is full an unfinished stage has said so.
+            # If the disk is full, an unfinished stage has already reported it.
             with nullcontext() if finished else suppress(RunError):
                 run.append_jsonl(RECORDS, record)
 
     def table(self, run: RunDirectory | None) -> list[str]:
-        """A line for each stage: what it makes, whether it has, and how long that took.
+        """Return a line per stage: its artifacts, whether they exist, and the time it took.
 
-        `run` is None before there is one.
+        `run` is None if there is no run yet.
         """
         left, width, records = self._unfinished(run), max(map(len, self.stages)), _records(run)
         lines = []
@@ -219,7 +220,7 @@ class Recipe:
 
 
 def _made(settings: Settings) -> Iterator[tuple[str, Stage]]:
-    """Make the stages by name, repeated ones for each round."""
+    """Create the stages by name. Repeated stages are created for each round."""
     for name, section in settings.recipe["stages"].items():
         if "repeat" not in section:
             yield name, _make(section, settings)

@@ -1,8 +1,8 @@
-"""Symmetry: experience on one side of the arm, used as experience on the other side too.
+"""Symmetry: reuse experience from one side of the arm on the other side.
 
 Kaleidoscope experience replay (Lin et al. 2020, "Invariant Transform Experience Replay", arXiv
-1909.10707): where a task looks the same after a reflection or a turn, so does each transition, and
-the demonstrations with it.
+1909.10707). If a task is invariant under a reflection or rotation, so are its transitions and
+demonstrations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Batch = Mapping[str, npt.NDArray[Any]]
 
 _SAME = "same"  # a column that does not change
 _KNOWN = (*ARM_ACTIONS, GRIPPER_ACTION, _SAME)
-# An arm's observations of itself that can be turned; its poses and joints cannot.
+# Proprioceptive observations that can be transformed. Poses and joint positions cannot.
 _OWN = {
     "state/tcp_velocity": ARM_ACTIONS,
     "state/tcp_wrench": ARM_ACTIONS,
@@ -33,27 +33,27 @@ _OWN = {
     "state/gripper_position": (_SAME,),
 }
 _ACTIONS = ("action", "base_action", LAST_COMMAND)
-# Reflected at the plane y = 0 these change their sign: y, and what turns in that plane.
+# Columns that change sign under reflection at the plane y = 0: y, and rotations about x and z.
 _REFLECTED = ("y", "rotation_x", "rotation_z")
 _WITHOUT = "correct it; or learn without: task.symmetry.mirror=false task.symmetry.turns=1"
 
 
 @dataclass(frozen=True)
 class Symmetry:
-    """From where a task looks the same, and how its observations change from one to another.
+    """The symmetric views of a task, and how observations change between them.
 
-    Columns are in the base frame, or in that of an object that looks the same itself after the
-    reflection or turn. The clone is frozen, so its turned proposals are
-    roughly those that it would make.
+    Columns are in the base frame, or in the frame of an object that is itself invariant under the
+    reflection or rotation. The clone is frozen, so its transformed proposals are only approximately
+    what it would propose.
 
     Raises:
-        RobotRLError: `turns` or a name in `fields` is not one of those below.
+        RobotRLError: `turns` or a name in `fields` is not one of the values listed below.
     """
 
-    mirror: bool  # whether left and right are alike: y and -y of the base frame
-    turns: int  # how many turns about the vertical, of 360° in all, look alike: 1, 2 or 4
-    # The meaning of each column of the task's fields: x, y, z of a vector; rotation_x, rotation_y,
-    # rotation_z of a rotation vector or torque; and same for a column that does not change.
+    mirror: bool  # whether left and right (y and -y in the base frame) are equivalent
+    turns: int  # number of equivalent rotations about the vertical per 360°: 1, 2 or 4
+    # Meaning of each column of the task's fields: x, y, z of a vector; rotation_x, rotation_y,
+    # rotation_z of a rotation vector or torque; same for a column that does not change.
     fields: Mapping[str, Sequence[str]]
 
     def __post_init__(self) -> None:
@@ -63,10 +63,10 @@ class Symmetry:
             _check_columns(f"task.symmetry.fields.{name}", columns, self.turns)
 
     def among(self, widths: Mapping[str, int], action_names: Sequence[str]) -> Turning:
-        """Make the turning of rows with these observations, name → width, and action columns.
+        """Create the transform for rows with these observations (name → width) and action columns.
 
         Raises:
-            RobotRLError: The meaning of the columns of one of them is not known.
+            RobotRLError: The meaning of a column is unknown.
         """
         _check_columns("the action, which task.symmetry changes,", action_names, self.turns)
         known = {**_OWN, **self.fields, **dict.fromkeys(_ACTIONS, action_names)}
@@ -85,26 +85,26 @@ class Symmetry:
 
 @dataclass(frozen=True)
 class Turning:
-    """Shows each row of a batch in one of the views in which the task looks the same."""
+    """Transforms each row of a batch into one of the task's symmetric views."""
 
-    # By field: the column that each is taken from, and its sign, (views, columns) both.
+    # Per field: source column index and sign, both (views, columns).
     tables: Mapping[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]]
 
     @property
     def views(self) -> int:
-        """Number of views, that of the row itself included."""
+        """Number of views, including the original."""
         return len(self.tables["action"][0])
 
     def each_turned(self, batches: Iterable[Batch], seed: int, first: int) -> Iterator[Batch]:
-        """Turn the batches of updates from the number `first` on.
+        """Transform the batches of updates, starting at update number `first`.
 
-        Each has a generator of its own, so that a resumed run draws the same.
+        Each update has its own generator, so a resumed run draws the same transforms.
         """
         for number, batch in enumerate(batches, first):
             yield self.turned(batch, np.random.default_rng((seed, number)))
 
     def turned(self, batch: Batch, rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
-        """A batch of rows, each turned by chance, with its s' and its chunks."""
+        """Return a batch with each row randomly transformed, including its s' and its chunks."""
         given, view = dict(batch), None
         for name, column in batch.items():
             tables = self.tables.get(name.removeprefix(NEXT).removeprefix(CHUNK))
@@ -123,9 +123,9 @@ class Turning:
 def turning_of(
     config: Mapping[str, Any], fields: Sequence[str], schema: RowSchema
 ) -> Turning | None:
-    """Make the turning of rows with these fields; None if the configured task has no symmetry.
+    """Create the transform for rows with these fields. None if the task has no symmetry.
 
-    None also if rows keep extras of a plan, whose other views are unknown.
+    Also None if rows store extras of a plan, since their transforms are unknown.
 
     Raises:
         RobotRLError: See `Symmetry`.
@@ -137,7 +137,7 @@ def turning_of(
     if not symmetry.mirror and symmetry.turns == 1:
         return None
     sizes = {field.name: int(np.prod(field.shape)) for field in schema.fields}
-    same = (INSTRUCTION, INSTRUCTION_FEATURES)  # in all views
+    same = (INSTRUCTION, INSTRUCTION_FEATURES)  # the same in all views
     observed = [name for name in fields if is_observation(name) and name not in same]
     return symmetry.among({name: sizes.get(name, 0) for name in observed}, schema.action_names)
 
@@ -165,7 +165,7 @@ def _tables(
         sign[row, flipped] = 1 - 2 * mirror
         for kind in ("", "rotation_"):
             across, along = places[f"{kind}x"], places[f"{kind}y"]
-            # (x, y) turned by 90° is (-y, x), after the reflection.
+            # After the reflection, (x, y) rotated by 90° is (-y, x).
             if quarters % 2:
                 source[row, [*across, *along]] = source[row, [*along, *across]]
                 sign[row, [*across, *along]] = sign[row, [*along, *across]]

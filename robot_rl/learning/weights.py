@@ -1,4 +1,4 @@
-"""Weights on their way from the learner to the actors, through the replay server's mailbox."""
+"""Transfer of weights from the learner to the actors through the replay server's mailbox."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ _UNTIL = "acts_until"
 POLL_SECONDS = 1.0
 _WAIT_SECONDS = 0.5
 _SUFFIX = ".safetensors"
-# A base of more bytes is read from checkpoints/bc wherever it acts, and not sent or saved again.
+# A base larger than this (bytes) is read from checkpoints/bc on each machine. It is not sent or
+# saved again.
 LARGEST_SENT_BASE = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Published:
-    """A behaviour and how long it may act."""
+    """A behaviour and the step until which it may act."""
 
-    behaviour: Behaviour  # that the actor runs
+    behaviour: Behaviour  # what the actor runs
     acts_until: int  # environment step before which it may act on the stepped clock
-    data: bytes  # the behaviour as it was sent
+    data: bytes  # the serialized behaviour
 
 
 def base_apart(run: RunDirectory, cloned: Behaviour) -> StoredBase | None:
-    """Give the clone of a run as a base that policies refer to, or None if they carry it."""
+    """Return a run's clone as a base that policies refer to. None if policies contain it."""
     base = cloned.policy.base
     if base is None or sum(t.nbytes for t in base.state_dict().values()) <= LARGEST_SENT_BASE:
         return None
@@ -51,10 +52,10 @@ def base_apart(run: RunDirectory, cloned: Behaviour) -> StoredBase | None:
 def publish(
     client: ReplayClient, behaviour: Behaviour, acts_until: int, base: StoredBase | None = None
 ) -> None:
-    """Put a behaviour into the mailbox, unless one of the same version is there.
+    """Put a behaviour into the mailbox unless the same version is already there.
 
-    After a restart the learner repeats the updates since its checkpoint, and publishes their
-    versions again. The actors have the weights of `base`, if it is given.
+    After a restart the learner repeats the updates since its checkpoint and publishes the same
+    versions again. If `base` is given, the actors already have its weights.
     """
     data = checkpoint.to_bytes(behaviour, base)
     try:
@@ -66,7 +67,7 @@ def publish(
 
 
 class WeightsReceiver:
-    """Takes behaviours out of the mailbox; a large base is read from the run's clone, once."""
+    """Fetches behaviours from the mailbox. Reads a large base from the run's clone, once."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._cloned = cache(lambda: StoredBase.load(run.complete_folder(CLONED) / "policy"))
@@ -74,7 +75,7 @@ class WeightsReceiver:
     def fetch(
         self, client: ReplayClient, newer_than: int | None, wait_seconds: float
     ) -> Published | None:
-        """Take a behaviour that is newer than a version, waiting for it if need be."""
+        """Fetch a behaviour newer than a version, waiting for one if necessary."""
         record = client.get_weights(BEHAVIOUR, newer_than, wait_seconds)
         if record is None:
             return None
@@ -88,31 +89,31 @@ class WeightsReceiver:
         return self.open(record.tensors, until)
 
     def open(self, data: bytes, acts_until: int) -> Published:
-        """Read a behaviour that was fetched before."""
+        """Deserialize a previously fetched behaviour."""
         return Published(checkpoint.from_bytes(data, base=self._cloned), acts_until, data)
 
 
 @dataclass(eq=False)
 class KeptWeights:
-    """Files of the weights that may have started an actor's present episode.
+    """Files with the weights that may have started an actor's current episode.
 
-    An actor that is killed plays that episode again, with the same weights in the same blocks.
+    After a crash, the actor replays that episode with the same weights in the same blocks.
     """
 
-    folder: Path  # of the files
-    receiver: WeightsReceiver  # opens them
-    longest: int  # steps of the longest episode: how far back they are kept
+    folder: Path  # where the files are
+    receiver: WeightsReceiver  # deserializes them
+    longest: int  # steps of the longest episode; older files are deleted
 
     def at_step(self, step: int) -> Published | None:
-        """The weights that have acted at a step, None where they are not here."""
+        """Return the weights that acted at a step. None if they are not stored."""
         for until, path in self._files():
             if until > step:
                 return self.receiver.open(path.read_bytes(), until)
         return None
 
     def keep(self, published: Published, step: int) -> None:
-        """Keep weights that act from a step on, and drop those that are too old."""
-        with suppress(OSError):  # on a full disk; a killed actor then begins another episode
+        """Store weights that act from a step on, and delete weights that are too old."""
+        with suppress(OSError):  # full disk: an actor restarted after a crash starts a new episode
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_bytes(self.folder / f"{published.acts_until}{_SUFFIX}", published.data)
             for until, path in self._files():
@@ -128,34 +129,34 @@ class WeightSource(ABC):
 
     @abstractmethod
     def at_step(self, step: int) -> Published | None:
-        """The behaviour to switch to at this step, or None to keep the present one."""
+        """Return the behaviour to switch to at this step. None to keep the current one."""
 
     def run_steps(self, step: int) -> int:
-        """Environment steps of the whole run, as far as known, at this actor's `step`."""
+        """Return the known environment steps of the whole run at this actor's `step`."""
         return step
 
-    def close(self) -> None:  # noqa: B027  # most have nothing of their own
-        """Release its connection, if it has one."""
+    def close(self) -> None:  # noqa: B027  # most sources hold no resources
+        """Close the connection, if there is one."""
 
 
 @dataclass(eq=False)
 class SteppedWeights(WeightSource):
-    """The stepped clock: at a block's begin, waits for the weights that are meant for it."""
+    """Stepped clock: waits at the start of each block for the weights assigned to it."""
 
-    client: ReplayClient  # of the mailbox
-    receiver: WeightsReceiver  # takes them out of it
-    present: Published  # that the actor has now
-    stop: StopEvent  # when it is set waiting ends; with `kept` the actor ends at once
-    # Weights that acted before; None if no episode is played again.
+    client: ReplayClient  # accesses the mailbox
+    receiver: WeightsReceiver  # fetches the weights
+    present: Published  # the actor's current weights
+    stop: StopEvent  # ends the wait; with `kept` the actor stops at once
+    # Earlier weights. None if episodes are not replayed.
     kept: KeptWeights | None = None
-    # Called with what it waits for, if that takes unusually long.
+    # Called with the reason for an unusually long wait.
     note: Callable[[str], None] = print
 
     def __post_init__(self) -> None:
         self._wait, self._begun = QuietWait(self.note), False
 
     def at_step(self, step: int) -> Published | None:
-        """Wait where a block begins; within a block nothing changes.
+        """Wait at the start of a block. Within a block the weights do not change.
 
         Raises:
             Stopped: The actor was asked to stop.
@@ -170,7 +171,7 @@ class SteppedWeights(WeightSource):
         if self.kept is not None and (before := self.kept.at_step(step)) is not None:
             self.present = before
             return before
-        self.client.flush(stop=self.stop)  # the learner needs these rows to make the next weights
+        self.client.flush(stop=self.stop)  # the learner needs these rows for the next weights
         self._wait_while(lambda: step >= self.present.acts_until)
         if self.kept is not None:
             self.kept.keep(self.present, step)
@@ -186,7 +187,7 @@ class SteppedWeights(WeightSource):
         self._wait.ends()
 
     def _look(self, wait_seconds: float) -> None:
-        """Take newer weights, if there are some within the time."""
+        """Switch to newer weights if some arrive in time."""
         if self.stop.is_set():
             raise Stopped
         version = self.present.behaviour.version
@@ -196,14 +197,14 @@ class SteppedWeights(WeightSource):
 
 @dataclass(eq=False, kw_only=True)
 class SharedWeights(SteppedWeights):
-    """Several simulated actors: the newest weights, and no further ahead than the learner allows.
+    """Several simulated actors: the latest weights, within the lead that the learner allows.
 
-    Every so many steps an actor asks how many steps all of them have made, and waits where that
-    is more than the learner's updates pay for. The learner says with its weights how many that is
+    Every `every_steps` steps an actor queries the total step count of all actors. It waits if the
+    total exceeds what the learner's updates cover. The learner sends that limit with its weights
     (`Blocks.acts_until`).
     """
 
-    every_steps: int  # its own steps between two questions
+    every_steps: int  # this actor's steps between two queries
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -211,36 +212,36 @@ class SharedWeights(SteppedWeights):
         self._known = 0
 
     def at_step(self, step: int) -> Published | None:
-        """Look for newer weights at every question, and wait where the actors are ahead.
+        """Look for newer weights at every query, and wait if the actors are ahead.
 
-        Raises what `SteppedWeights.at_step` does.
+        Raises the same errors as `SteppedWeights.at_step`.
         """
         if self._asked_at is not None and step < self._asked_at + self.every_steps:
             return None
         before = self.present
-        self.client.flush(stop=self.stop)  # so that the count holds this actor's rows
+        self.client.flush(stop=self.stop)  # so the count includes this actor's rows
         self._known, self._asked_at = online_steps(self.client), step
         self._look(0.0)
         self._wait_while(lambda: self._known >= self.present.acts_until)
         return self.present if self.present is not before else None
 
     def run_steps(self, step: int) -> int:
-        """The steps known at the last question, and this actor's steps since."""
+        """Return the total at the last query plus this actor's steps since."""
         return self._known + step - (self._asked_at or 0)
 
 
 @dataclass(eq=False)
 class RealtimeWeights(WeightSource):
-    """The wall clock: whatever is newest, without waiting.
+    """Wall clock: always the latest weights, without waiting.
 
-    A thread asks the server, so that the control loop never waits for it. While the server is
-    away, or does not let this client in, the actor goes on with its present behaviour.
+    A thread queries the server so that the control loop never blocks. While the server is down or
+    rejects this client, the actor continues with its current behaviour.
     """
 
-    client: ReplayClient  # its own, which is closed with it
-    receiver: WeightsReceiver  # takes the weights out of the mailbox
-    version: int  # of the behaviour that the actor has
-    note: Callable[[str], None]  # called if there are no new weights for long
+    client: ReplayClient  # used only here; closed with this object
+    receiver: WeightsReceiver  # fetches the weights
+    version: int  # version of the actor's behaviour
+    note: Callable[[str], None]  # called if no new weights arrive for a long time
 
     def __post_init__(self) -> None:
         self._wait = QuietWait(self.note)
@@ -252,20 +253,20 @@ class RealtimeWeights(WeightSource):
         self._thread.start()
 
     def at_step(self, step: int) -> Published | None:
-        """The newest behaviour, if it is new; never waits. Raises what ended the thread."""
+        """Return the latest behaviour if it is new, without waiting. Raise the thread's error."""
         if self._failure is not None:
             raise self._failure
         return self._found.pop() if self._found else None
 
     def run_steps(self, step: int) -> int:
-        """The steps of all actors at the last question, or this one's steps if they are more."""
+        """Return the steps of all actors at the last query, but at least this actor's own."""
         return max(step, self._stored)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stop.set()
         try:
-            self.client.close()  # so that nothing is waited for any more
+            self.client.close()  # aborts any pending wait
         finally:
             self._thread.join()
 
@@ -275,7 +276,7 @@ class RealtimeWeights(WeightSource):
                 try:
                     self._stored = online_steps(self.client)
                     found = self.receiver.fetch(self.client, self.version, POLL_SECONDS)
-                except KeysRefused as problem:  # raised at once
+                except KeysRefused as problem:  # raised at once, so pause
                     self._goes_on_without(problem)
                     self._stop.wait(POLL_SECONDS)
                 except ServerUnreachable as problem:
@@ -293,7 +294,7 @@ class RealtimeWeights(WeightSource):
 
 
 def online_steps(client: ReplayClient) -> int:
-    """Environment steps of actors, interventions included, in the store."""
+    """Return the number of actor environment steps in the store, including interventions."""
     counts = client.statistics()["environment_steps"]
     assert isinstance(counts, dict)
     return int(counts["policy"]) + int(counts["intervention"])

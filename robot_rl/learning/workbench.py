@@ -1,4 +1,4 @@
-"""The tools of a recipe's stage: the run, its policies, its rows, and the robot."""
+"""Tools for a recipe's stages: the run, its policies, its rows and the robot."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ from robot_rl.wire import KeysRefused, ServerUnreachable
 
 _Answer = TypeVar("_Answer")
 _RETRY_SECONDS = 0.5
-_ROWS = "for rows"  # the end of "waiting …"
+_ROWS = "for rows"  # completes "waiting …"
 _TENSORS = "algorithm.safetensors"
-_STATE_FORMAT = 2  # of a checkpoint's training state
-# From the policy of a checkpoint to the cloned one of the same run.
+_STATE_FORMAT = 2  # format of a checkpoint's training state
+# Path from a checkpoint's policy to the run's cloned policy.
 _BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
 
 
 class Workbench:
-    """Gives a stage its tools; a context manager that closes whatever it opened.
+    """Context manager that provides a stage's tools and closes whatever it opened.
 
-    `stop` is set when the stage must save its work and end.
+    When `stop` is set, the stage must save its work and return.
     """
 
     def __init__(
@@ -82,22 +82,22 @@ class Workbench:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where networks compute."""
+        """Device on which networks run."""
         return compute_device(self.settings.device)
 
     @cached_property
     def client(self) -> ReplayClient:
-        """A client of the run's replay server, which must answer in time unless `stop` is set."""
+        """Client of the run's replay server, which must answer in time unless `stop` is set."""
         self._place.wait(self.stop)
         return self._opened.enter_context(self._place.client())
 
     @cached_property
     def cloned(self) -> Behaviour:
-        """The cloned policy, or the one that a gate has accepted since.
+        """The cloned policy, or the policy a gate has accepted since.
 
-        Checkpoints of policies on top of a large clone do not repeat its weights. Without
-        demonstrations it is an untrained policy, with the observations' ranges in the exploration.
-        Raises as `policy`.
+        Checkpoints of policies based on a large clone do not repeat its weights. Without
+        demonstrations this is an untrained policy with the observation ranges from exploration.
+        Raises the same errors as `policy`.
         """
         if not self.settings.demonstrated:
             return self.policy(UNTRAINED)
@@ -108,21 +108,21 @@ class Workbench:
         return behaviour
 
     def policy(self, name: str) -> Behaviour:
-        """The policy of a checkpoint of the run; `CheckpointError` where that is not whole."""
+        """Return the policy of a checkpoint of the run. Raise `CheckpointError` if incomplete."""
         return checkpoint.load(self.run.complete_folder(name) / "policy").to(self.device)
 
     def demonstrations(self) -> EpisodeDataset:
-        """The demonstrations of the run, some of them successful; see `open_demonstrations`."""
+        """Return the run's demonstrations, some of them successful. See `open_demonstrations`."""
         return open_demonstrations(self.settings.dataset, self.run)
 
     def sampler(self, spec: SampleSpec) -> Rows:
-        """Draw from the rows of the run's first episodes, once they are stored, and of the actors.
+        """Sample from the rows of the run's first episodes, once stored, and of the actors.
 
         The run's capacity and rewards are added to the spec.
 
         Raises:
-            ReplayError: The replay server cannot give these rows.
-            ServerUnreachable: It does not answer now; later the rows wait for it.
+            ReplayError: The replay server cannot provide these rows.
+            ServerUnreachable: It does not answer now. Later, the rows wait for it.
         """
         marked = (ENCODER_ID,) if FEATURES in spec.fields else ()
         spec = replace(
@@ -138,11 +138,11 @@ class Workbench:
 
     @cached_property
     def replica(self) -> Replica | None:
-        """The store's rows in RUN/replica, where the replay server is on another machine.
+        """Return a copy of the store in RUN/replica if the replay server is on another machine.
 
         Raises:
-            ReplayError: They cannot be copied.
-            ServerUnreachable: It does not answer now.
+            ReplayError: The rows cannot be copied.
+            ServerUnreachable: The server does not answer now.
         """
         if self._place.address is None:
             return None
@@ -160,20 +160,20 @@ class Workbench:
         done: int = 0,
         tries: int = 1,
     ) -> Generator[EpisodeResult, None, None]:
-        """Let a behaviour act, and give each episode with its rows as it ends.
+        """Run a behaviour and yield each episode with its rows as it ends.
 
-        An operator may drive and halt the robot. An episode that they discard is run again, as is
-        one that the robot cut before its first step.
+        An operator may intervene and stop the robot. Episodes that the operator discards, or that
+        the robot cuts before the first step, are run again.
 
         Args:
-            behaviour: The behaviour that acts; or a function that gives it when an episode begins,
-                by the episode's number, counted from `first`.
-            episodes: How many, those that are done already included.
-            stream: Where the seeds come from: a `SeedStream`, or any number of the stage's own.
-            words: A name of this work, for the people who watch.
-            first: Number of the first of them in that stream.
-            done: Episodes that an earlier start has gathered.
-            tries: Episodes in a row that have one seed, and so one scene in simulation.
+            behaviour: The behaviour that acts, or a function that returns it at the start of an
+                episode, given the episode's number counted from `first`.
+            episodes: Number of episodes, including those already done.
+            stream: Source of the seeds: a `SeedStream`, or any number specific to the stage.
+            words: Name of this work, for display.
+            first: Number of the first episode in that stream.
+            done: Episodes gathered by an earlier start.
+            tries: Consecutive episodes that share a seed, and so a scene in simulation.
         """
         who = behaviour if callable(behaviour) else lambda number: behaviour
         acting = who(first + done).to(self.device)
@@ -203,19 +203,19 @@ class Workbench:
                     runner.set_behaviour(who(first + done).to(self.device))
 
     def publish(self, behaviour: Behaviour, until: int) -> None:
-        """Let the actors act with a behaviour until an environment step.
+        """Let the actors run a behaviour until an environment step.
 
-        Waits while the replay server is away. Raises `Stopped` where `stop` is set meanwhile.
+        Wait while the replay server is down. Raise `Stopped` if `stop` is set during the wait.
         """
         weights = partial(publish, self.client, behaviour, until, self._base)
         self._until_answered(weights, "with new weights")
 
     def _until_answered(self, ask: Callable[[], _Answer], what: str) -> _Answer:
-        """Ask the replay server, again and again while it is away; says `what` waits.
+        """Call the replay server, retrying while it is down. Display that `what` is waiting.
 
         Raises:
-            Stopped: `stop` was set meanwhile.
-            KeysRefused: The server refuses the keys. Its other errors are raised as well.
+            Stopped: `stop` was set during the wait.
+            KeysRefused: The server rejects the keys. Its other errors are raised too.
         """
         while True:
             try:
@@ -228,11 +228,11 @@ class Workbench:
                 raise Stopped
 
     def evaluate(self, behaviour: Behaviour, episodes: int) -> EvaluationResult:
-        """Run a behaviour's best guess on the first of the scenes that training is judged on.
+        """Run a behaviour without exploration on the first of the periodic evaluation scenes.
 
         Raises:
             Stopped: `stop` was set.
-            EvaluationError: The robot cuts an episode again and again.
+            EvaluationError: The robot keeps cutting an episode.
         """
         config = self.settings.environment.copy()
         config.evaluation.episodes = episodes
@@ -246,9 +246,9 @@ class Workbench:
         tensors: Mapping[str, Tensor] | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint, such as checkpoints/last, whole or not at all.
+        """Write a checkpoint, such as checkpoints/last, atomically.
 
-        Beside the policy it may have what training goes on with: tensors, and a state as JSON.
+        Besides the policy it may hold the training state: tensors, and a JSON state.
 
         Raises:
             RunError: The disk is full or the folder cannot be written.
@@ -262,10 +262,10 @@ class Workbench:
             checkpoint.save(folder / "policy", behaviour, self._base, _BASE_FOLDER)
 
     def training_state(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and state of a checkpoint that `checkpoint` has written.
+        """Return the tensors and state of a checkpoint written by `checkpoint`.
 
         Raises:
-            RunError: Another version of robot_rl has written it.
+            RunError: The checkpoint was written by another version of robot_rl.
         """
         folder = self.run.complete_folder(name)
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -279,20 +279,20 @@ class Workbench:
         return load_file(folder / _TENSORS), state
 
     def say(self, text: str) -> None:
-        """Print a line for the people who watch the run."""
+        """Print a line for the people watching the run."""
         print(text, flush=True)
 
     def generator(self, name: str = "") -> torch.Generator:
-        """A source of random numbers that follows from the run's seed and a name alone."""
+        """Create a random generator seeded by the run's seed and a name."""
         return torch.Generator().manual_seed(self.settings.seed + zlib.crc32(name.encode()))
 
 
 class Rows:
-    """Mini-batches out of a run's store, drawn ahead in a thread.
+    """Mini-batches from a run's store, prefetched in a thread.
 
     Args:
-        sampler: Watches the store, and is closed with this.
-        until_answered: Asks a replay server elsewhere, and says what waits while it is away.
+        sampler: Watches the store. Closed with this object.
+        until_answered: Calls a remote replay server, and displays what is waiting while it is down.
     """
 
     def __init__(
@@ -305,44 +305,44 @@ class Rows:
 
     @property
     def transitions(self) -> int:
-        """Windows that batches are drawn from."""
+        """Number of windows to draw batches from."""
         visible = self._sampler.visible
         return visible.demonstrations + visible.online
 
     def steps(self) -> int:
-        """Environment steps of actors in the store now."""
+        """Return the number of actor environment steps currently in the store."""
         return int(self._until_answered(self._sampler.transitions_available, _ROWS))
 
     def show(self, steps: int) -> None:
-        """Draw from exactly the first `steps` environment steps from now on."""
+        """From now on, sample from exactly the first `steps` environment steps."""
         self._until_answered(partial(self._sampler.refresh, steps), _ROWS)
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """Give so many batches; the arrays of each are valid until the next."""
+        """Yield `count` batches. The arrays of each are valid until the next."""
         return self._prefetcher.batches(count)
 
     def episodes(
         self, fields: Sequence[str], after: int = -1, *, demonstrations: bool = False
     ) -> Iterator[tuple[int, Batch]]:
-        """Give the visible episodes that have ended, with T + 1 rows; see `Sampler.episodes`."""
+        """Yield the visible, finished episodes, with T + 1 rows. See `Sampler.episodes`."""
         return self._sampler.episodes(fields, after, demonstrations=demonstrations)
 
     def state_dict(self) -> dict[str, object]:
-        """The state of the random stream and of the visible rows, as JSON."""
+        """Return the state of the random stream and of the visible rows, as JSON."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore a `state_dict`."""
         self._sampler.load_state_dict(state)
 
     def close(self) -> None:
-        """End the thread and release the store."""
+        """Stop the thread and close the store."""
         self._prefetcher.close()
         self._sampler.close()
 
 
 def _announcement(session: Session, episodes: int, behaviour: Behaviour, words: str) -> str:
-    """Say what the robot is about to do, for people beside it."""
+    """Describe what the robot is about to do, for people near it."""
     seconds = session.task.time_limit_steps * session.clock.period
     mode, noise = behaviour.exploration.mode, behaviour.exploration.noise_scale
     driver = "chance" if mode == "noise" else f"the {behaviour.policy.kind} policy"
@@ -355,8 +355,8 @@ def _announcement(session: Session, episodes: int, behaviour: Behaviour, words: 
 
 
 def make_watched_session(config: DictConfig, run: RunDirectory, *, resets: bool) -> Session:
-    """Make the configured session, shown on the console of the run; see `make_session`."""
+    """Create the configured session and show it on the run's console. See `make_session`."""
     session = make_session(config, run, resets=resets, load_policy=load_policy)
-    observed_widths(config, session.schema)  # raises before anybody starts
+    observed_widths(config, session.schema)  # raises before anyone starts
     ConsoleFeed(session, run)
     return session

@@ -1,1 +1,1 @@
-"""Algorithms and recipes as published, to compare with, and a further simulated task."""
+"""Published algorithms and recipes for comparison, and another simulated task."""

@@ -1,8 +1,8 @@
-"""`advantage_weighted`: the policy is cloned again from all actions, weighted by advantage.
+"""`advantage_weighted`: clone the policy again from all actions, weighted by advantage.
 
-The extraction of IQL (Kostrikov et al. 2021, arXiv 2110.06169, eq. 7), which is that of AWR (Peng
-et al. 2019, arXiv 1910.00177), with the denoising loss in place of − log π as in EDP (Kang et al.
-2023, arXiv 2305.20081).
+Policy extraction as in IQL (Kostrikov et al. 2021, arXiv 2110.06169, eq. 7), which is the one of
+AWR (Peng et al. 2019, arXiv 1910.00177). The denoising loss replaces − log π, as in EDP (Kang et
+al. 2023, arXiv 2305.20081).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from robot_rl.extras.zoo.implicit_q import ImplicitQ, ImplicitSettings
 from robot_rl.learning.algorithms.base import Batch, check_settings
 
-_LARGEST = 100.0  # weight
+_LARGEST = 100.0  # maximum weight
 
 
 @dataclass(frozen=True)
 class WeightingSettings(ImplicitSettings):
-    """Settings of the weights."""
+    """Settings of the advantage weights."""
 
-    temperature: float  # inverse temperature β, of advantages as shares of the range of returns
+    temperature: float  # inverse temperature β; advantages are normalised to the range of returns
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -30,7 +30,7 @@ class WeightingSettings(ImplicitSettings):
 
 
 class AdvantageWeighted(ImplicitQ):
-    """Clones executed chunks, each by the exponential of its advantage."""
+    """Clones executed chunks, each weighted by the exponential of its advantage."""
 
     settings: WeightingSettings
 

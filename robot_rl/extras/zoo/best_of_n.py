@@ -1,8 +1,8 @@
-"""`best_of_n`: the cloned policy stays, and critics choose among the chunks that it samples.
+"""`best_of_n`: the cloned policy is fixed, and critics choose among the chunks it samples.
 
 IDQL (Hansen-Estruch et al. 2023, "IDQL: Implicit Q-Learning as an Actor-Critic Method with
-Diffusion Policies", arXiv 2304.10573): critics of IQL, and the best of N actions of a cloned
-diffusion policy. Ours takes the best of them while it learns too, for its process is drawn.
+Diffusion Policies", arXiv 2304.10573): IQL critics, and the best of N actions of a cloned diffusion
+policy. Unlike IDQL, we also take the best one during learning, since the process itself samples.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from robot_rl.learning.algorithms.base import Batch, check_settings
 
 
 class BestOfN(ChunkPolicy):
-    """Samples `candidates` chunks at once, and takes that with the greatest mean value.
+    """Samples `candidates` chunks at once and takes the one with the highest mean value.
 
     Args:
-        policy: The policy that is sampled. If its process is not drawn, only its start varies.
-        critics: From features and the first actions of a chunk to values.
+        policy: The policy to sample. With a deterministic process, only its initial noise varies.
+        critics: Map features and the first actions of a chunk to values.
         candidates: Number N of chunks.
     """
 
@@ -52,7 +52,7 @@ class BestOfN(ChunkPolicy):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes a policy of the same shape."""
+        """JSON values from which `from_config` creates a policy of the same shape."""
         return {
             "policy": describe(self.sampled),
             "critics": self.critics.config,
@@ -61,7 +61,7 @@ class BestOfN(ChunkPolicy):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> BestOfN:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Create a policy of the configured shape, whose weights are then loaded."""
         policy = build(config["policy"])
         assert isinstance(policy, DiffusionPolicy)
         critics = CriticEnsemble(**config["critics"], generator=seeded(0))
@@ -78,15 +78,15 @@ class BestOfN(ChunkPolicy):
         return Plan(chunks.unflatten(0, (-1, self.candidates))[rows, values.argmax(1)])
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """The imitation loss of the sampled policy."""
+        """Return the imitation loss of the sampled policy."""
         return self.sampled.loss(batch, generator)
 
 
 @dataclass(frozen=True)
 class SamplingSettings(ImplicitSettings):
-    """Settings of the choice."""
+    """Settings of the choice among candidates."""
 
-    candidates: int  # number N of chunks that are sampled
+    candidates: int  # number N of sampled chunks
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,20 +94,20 @@ class SamplingSettings(ImplicitSettings):
 
 
 class BestOfNCritics(ImplicitQ):
-    """Trains the critics that choose; the policy stays as it was cloned."""
+    """Trains the critics that choose. The policy remains the clone."""
 
     settings: SamplingSettings
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Update the critics, and leave the policy alone."""
+        """Update only the critics, not the policy."""
         return self.update_critics(self.begin_update(batch))
 
     def acting_policy(self) -> Policy:
-        """The same policy as the deployed one."""
+        """Return the deployed policy, which also explores."""
         return self.policy()
 
     def policy(self) -> Policy:
-        """The best of chunks that the process draws as it explores: else all are nearly one."""
+        """Return the best-of-N policy. Its process explores, or chunks would be nearly equal."""
         parts = copy.deepcopy(self.average)
         sampled = parts.under(parts.process.exploring(self.settings.exploration_std))
         critics = copy.deepcopy(self.critics.target)

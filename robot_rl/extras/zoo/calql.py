@@ -1,11 +1,11 @@
-"""`calql` and `wsrl`: critics that doubt untried actions, but not below observed returns.
+"""`calql` and `wsrl`: critics pessimistic about untried actions, but not below observed returns.
 
 Cal-QL (Nakamoto et al. 2023, "Cal-QL: Calibrated Offline RL Pre-Training for Efficient Online
-Fine-Tuning", arXiv 2303.05479), which is CQL (Kumar et al. 2020, arXiv 2006.04779) with values of
-the policy's actions held above the observed return. WSRL (Zhou et al. 2024, "Efficient Online
-Reinforcement Learning Fine-Tuning Need Not Retain Offline Data", arXiv 2412.07762) learns so
-offline, drops the data, lets the policy act as it is for a while, and goes on with soft
-actor-critic: it is this class with other settings.
+Fine-Tuning", arXiv 2303.05479) is CQL (Kumar et al. 2020, arXiv 2006.04779) with the values of the
+policy's actions bounded below by the observed return. WSRL (Zhou et al. 2024, "Efficient Online
+Reinforcement Learning Fine-Tuning Need Not Retain Offline Data", arXiv 2412.07762) learns like this
+offline, drops the data, runs the policy unchanged for a while, and continues with soft
+actor-critic. It is this class with other settings.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from robot_rl.learning.algorithms.training import check_batch, encoded, step
 
 @dataclass(frozen=True)
 class Conservatism:
-    """How much the critics doubt."""
+    """Strength of the critics' pessimism."""
 
-    weight: float  # α of the regulariser in the offline updates
+    weight: float  # α of the regulariser during offline updates
     online_weight: float  # α afterwards
-    actions: int  # actions of each kind at which values are pushed down
+    actions: int  # number of actions of each kind whose values are pushed down
 
     def __post_init__(self) -> None:
         check_settings(self, weight=0, online_weight=0, actions=1)
@@ -37,13 +37,13 @@ class Conservatism:
 
 @dataclass(frozen=True)
 class ConservativeSettings(ActorCriticSettings):
-    """Settings of soft actor-critic with critics that doubt."""
+    """Settings of soft actor-critic with pessimistic critics."""
 
     conservative: Conservatism
 
 
 class CalQL(RLPD):
-    """`RLPD` whose critics doubt."""
+    """`RLPD` with pessimistic critics."""
 
     settings: ConservativeSettings
 
@@ -54,13 +54,13 @@ class CalQL(RLPD):
         self.required = replace(self.required, returns=True)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update of the critics and, in its turn, of actor and temperature.
+        """Update the critics and, when due, actor and temperature.
 
-        The critics' loss is that of `RLPD`, and α · mean(log Σ exp Q(s, ·) − Q(s, a)) (CQL, eq. 4;
+        The critics' loss is `RLPD`'s plus α · mean(log Σ exp Q(s, ·) − Q(s, a)) (CQL, eq. 4;
         Cal-QL, eq. 5.1), over all heads. The sum is over actions drawn uniformly, from π(s) and
-        from π(s'), each by the inverse of its density (CQL, appendix F). Values of the policy's are
-        no less than the return from s, where the episode terminated; a cut one may return more, and
-        says only the least.
+        from π(s'), each weighted by the inverse of its density (CQL, appendix F). If the episode
+        terminated, values of the policy's actions are bounded below by the return from s. If it was
+        cut, its return may be higher than observed, and the bound is the lowest possible return.
         """
         offline = self.updates < self.schedule.offline_updates
         conservative = self.settings.conservative

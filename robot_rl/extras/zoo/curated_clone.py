@@ -1,9 +1,9 @@
-"""`recipe=curated`: rows of the demonstrations in which progress falls are not cloned.
+"""`recipe=curated`: clone the demonstrations without rows in which progress falls.
 
 After GR-RL (Li et al. 2025, "GR-RL: Going Dexterous and Precise for Long-Horizon Robotic
-Manipulation", arXiv 2512.01801): with a sparse reward the value is the progress of the task, and
-rows in which it falls are left out. Where a retry begins, the attempt might as well have ended: the
-critics can learn from such failures too. Ours: they judge states alone.
+Manipulation", arXiv 2512.01801): with a sparse reward the value measures task progress, and rows in
+which it falls are left out. An attempt could equally have ended where a retry starts, so the
+critics can learn from such failures too. Unlike GR-RL, our critics evaluate states only.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _RECORDS = "curation"
 CURATED = f"{_RECORDS}.jsonl"
 
 Columns = dict[str, npt.NDArray[Any]]
-Segments = list[tuple[int, int]]  # of rows: the first, and the one behind the last
+Segments = list[tuple[int, int]]  # row ranges: first, and one past the last
 
 _HEADS, _HIDDEN, _RATE, _TARGET_RATE, _BATCH_SIZE = 10, (64, 64), 1e-3, 0.02, 256
-_STEPS = 8  # of a return before it bootstraps
-_EXPECTILE = 0.8  # of returns: the value of a state if it goes on well
-_TAIL = 0.05  # share of readings at each end that may lie outside [-1, 1]
-_SMOOTHED = 5  # rows over which progress is averaged
+_STEPS = 8  # steps of a return before bootstrapping
+_EXPECTILE = 0.8  # expectile of returns: the value of a state if it goes well
+_TAIL = 0.05  # fraction of readings at each end that may lie outside [-1, 1]
+_SMOOTHED = 5  # moving-average window of progress [rows]
 
 
 class Attempt(NamedTuple):
@@ -59,18 +59,18 @@ class Attempt(NamedTuple):
 
 
 class HLGauss(nn.Module):
-    """Probabilities of values, learned by cross-entropy with a Gaussian around the target.
+    """A categorical value distribution, learned by cross-entropy with a Gaussian around the target.
 
     Farebrother et al. 2024, "Stop Regressing: Training Value Functions via Classification for
-    Scalable Deep RL", arXiv 2403.03950, with their σ of 0.75 bins. Ours: bins go on for 3 σ
-    beyond [0, 1], for a Gaussian that is cut off at a bound has another mean than its target.
+    Scalable Deep RL", arXiv 2403.03950, with their σ of 0.75 bins. Our change: bins extend 3 σ
+    beyond [0, 1], because a Gaussian truncated at a bound has a different mean than its target.
 
     Attributes:
-        support: The values (Z,), in the middles of the bins.
-        edges: Of the bins, (Z + 1,).
+        support: Bin centres (Z,).
+        edges: Bin edges (Z + 1,).
     """
 
-    _SIGMA = 0.75  # in widths of a bin
+    _SIGMA = 0.75  # in bin widths
     support: Tensor
     edges: Tensor
 
@@ -84,28 +84,28 @@ class HLGauss(nn.Module):
         self._scale = self._SIGMA * width * math.sqrt(2)
 
     def start(self) -> Tensor:
-        """Outputs (Z,) to begin with: nearly all at 0, where nothing looks good yet."""
+        """Return initial outputs (Z,), nearly all at 0, so nothing looks good at first."""
         return (self.encoded(torch.zeros(())) + 1e-3).log()
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """The values (...) that outputs (..., Z) mean."""
+        """Return the mean values (...) of outputs (..., Z)."""
         return outputs.softmax(-1) @ self.support
 
     def encoded(self, value: Tensor) -> Tensor:
-        """The share of N(value, σ²) in each bin (..., Z), relative to all bins."""
+        """Return the probability of N(value, σ²) in each bin (..., Z), normalised over all bins."""
         value = value.clamp(0, 1)[..., None]
         below = torch.erf((self.edges - value) / self._scale)
         return below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
 
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The cross-entropy (...) of outputs (..., Z) with target probabilities."""
+        """Return the cross-entropy (...) of outputs (..., Z) with target probabilities."""
         return -(target * outputs.log_softmax(-1)).sum(-1)
 
 
 class ProgressCritics(Training):
-    """Values V(s) of states, as distributions: implicit values of n-step returns, in [0, 1].
+    """Distributional state values V(s): implicit values of n-step returns, in [0, 1].
 
-    As in implicit Q-learning (Kostrikov et al. 2021, arXiv 2110.06169, eq. 5), without Q.
+    As in implicit Q-learning (Kostrikov et al. 2021, arXiv 2110.06169, eq. 5), but without Q.
     """
 
     def __init__(self, encoder: StateEncoder, seed: int) -> None:
@@ -120,7 +120,7 @@ class ProgressCritics(Training):
         self.beside = [self.critics, self.targets, self.encoder, self.values]
 
     def update(self, batch: Batch) -> Tensor:
-        """Learn from a batch, and give the loss."""
+        """Learn from a batch. Returns the loss."""
         self.updates += 1
         values = self.values
         reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
@@ -137,16 +137,16 @@ class ProgressCritics(Training):
 
     @torch.no_grad()
     def progress(self, observed: Columns) -> npt.NDArray[np.float32]:
-        """The value (T,) of each row of an episode that has an action."""
+        """Return the value (T,) of each row of an episode that has an action."""
         value = self.values.mean(self.critics(self.encoder(observed))).mean(0)
         progress: npt.NDArray[np.float32] = value[:-1].cpu().numpy()
         return progress
 
 
 def falling_segments(progress: npt.NDArray[np.float32], fall: float, window: int) -> Segments:
-    """Rows that take progress (T,), averaged, from a top to where it is lower by more than `fall`.
+    """Return row ranges in which smoothed progress (T,) drops from a peak by more than `fall`.
 
-    A segment goes on until that is made up for, or `window` rows after the top.
+    A range ends when the drop is recovered, or `window` rows after the peak.
     """
     padded = np.pad(progress, _SMOOTHED // 2, mode="edge")
     smooth = np.convolve(padded, np.full(_SMOOTHED, 1 / _SMOOTHED), "valid")
@@ -162,13 +162,14 @@ def falling_segments(progress: npt.NDArray[np.float32], fall: float, window: int
 class CuratedClone(Clone):
     """Clones the demonstrations without the rows in which progress falls.
 
-    Failed attempts that were kept, beside the demonstrations or among them, are learned from.
+    The critics also learn from recorded failed attempts, stored with the demonstrations or
+    separately.
 
     Args:
-        updates: Of the critics.
-        fall: Of the progress, in [0, 1], beyond which rows are left out.
-        window: Rows within which it falls so far.
-        retries: Whether failures are made of retries, and the critics learn once more.
+        updates: Number of critic updates.
+        fall: Drop in progress, in [0, 1], beyond which rows are left out.
+        window: Number of rows within which it must drop that far.
+        retries: Whether retries are turned into failures and the critics trained again.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class CuratedClone(Clone):
 
     @property
     def needs(self) -> Sequence[str]:
-        """As `Clone`; raises where critics have nothing to look at."""
+        """Like `Clone`. Raise if the policy has its own cameras, which the critics cannot use."""
         if self.settings.policy.get("cameras"):
             choices = self.settings.choices
             raise ConfigError(
@@ -195,14 +196,14 @@ class CuratedClone(Clone):
 
     @explained_memory("add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Learn values, perhaps again with failures made of retries; clone all but what falls."""
+        """Learn values, optionally again with retries as failures, then clone the other rows."""
         check_unused(bench.run, self.settings.dataset)
         torch.set_num_threads(1)
         dataset, attempts, keys, vision = _recorded(bench)
         shown = [attempt for attempt in attempts if attempt.success]
         segments: list[Segments] = []
         for _ in range(1 + self._retries):
-            made = [  # failures, had an attempt ended where each fall does
+            made = [  # failures, as if an attempt had ended at each drop
                 Attempt({name: column[: end + 1] for name, column in each.columns.items()}, False)
                 for each, falls in zip(shown, segments, strict=False)
                 for _, end in falls
@@ -210,7 +211,7 @@ class CuratedClone(Clone):
             critics = _fitted(bench, [*attempts, *made], keys, self._updates)
             progress = [critics.progress(attempt.columns) for attempt in shown]
             segments = [falling_segments(p, self._fall, self._window) for p in progress]
-        (bench.run.path / CURATED).unlink(missing_ok=True)  # of an earlier start
+        (bench.run.path / CURATED).unlink(missing_ok=True)  # from an earlier start
         starts, out = np.append(0, dataset.episode_ends), np.zeros(dataset.rows_total, bool)
         numbers = np.flatnonzero(dataset.successes).tolist()
         for number, values, falls in zip(numbers, progress, segments, strict=True):
@@ -230,7 +231,7 @@ class CuratedClone(Clone):
 def _recorded(
     bench: Workbench,
 ) -> tuple[EpisodeDataset, list[Attempt], dict[str, int], ImageEncoder | None]:
-    """The demonstrations, all attempts to learn from, and the keys that the critics see."""
+    """Return the demonstrations, all attempts to learn from, and the critics' keys and encoder."""
     dataset = bench.demonstrations()
     vision = bench.policy(VISION).vision if bench.settings.sees else None
     states = observed_widths(bench.settings.environment, dataset.schema)
@@ -250,7 +251,7 @@ def _recorded(
 def _fitted(
     bench: Workbench, attempts: Sequence[Attempt], keys: dict[str, int], updates: int
 ) -> ProgressCritics:
-    """Critics that have learned from attempts: 1 for the last step of a success, 0 for others."""
+    """Train critics on attempts. The reward is 1 at the last step of a success and 0 elsewhere."""
     joined = {n: np.concatenate([a.columns[n] for a in attempts]) for n in keys}
     ends = np.cumsum([len(a.columns[next(iter(keys))]) for a in attempts])
     succeeded = np.array([attempt.success for attempt in attempts])

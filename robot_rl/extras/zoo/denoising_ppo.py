@@ -1,10 +1,10 @@
-"""`denoising_ppo`: PPO on the steps of a generative policy's chain, from recorded observations.
+"""`denoising_ppo`: PPO on a generative policy's denoising steps, from recorded observations.
 
 RL-100 (Lei et al. 2025, arXiv 2510.14830), stage "iterative offline RL". Each transition of the
-chain is an action of an inner decision process, whose density is known; all of them share the
-advantage of the action that comes out (as in DPPO, Ren et al. 2024, arXiv 2409.00588). The chain is
-drawn from the policy as it was a while ago, so that the ratio of PPO compares with that.
-`online_ppo` does the same with the real outcome of each chain.
+chain is an action of an inner decision process with known density. All of them share the advantage
+of the resulting action (as in DPPO, Ren et al. 2024, arXiv 2409.00588). The chain is sampled from
+an older copy of the policy, which is the reference of PPO's ratio. `online_ppo` does the same with
+the real outcome of each chain.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from robot_rl.learning.algorithms.base import (
 )
 from robot_rl.learning.algorithms.training import means, step
 
-# Between averaged log-densities, whose clip is about .01, and summed ones, where it is about .2.
+# Limit between clip ranges for averaged log-densities (about .01) and for summed ones (about .2).
 _LARGEST_AVERAGED_CLIP = 0.05
 
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """How the transitions of a chain are scored and clipped. RL-100, DPPO and ReinFlow differ here.
+    """How a chain's transitions are scored and clipped. RL-100, DPPO and ReinFlow differ here.
 
-    The log-densities (B, L, H, d) of the last L transitions become one number per transition, or
-    one in all; the clip range belongs to how that is done.
+    The log-densities (B, L, H, d) of the last L transitions are reduced to one number per
+    transition, or to a single one. The clip range depends on that choice.
     """
 
     transitions: int | None  # last transitions L of the chain that learn; None: all K
-    reduce: str  # over executed steps and action columns: "sum", or "mean"
-    joint: bool  # whether the chain has one ratio, of all its transitions, as in ReinFlow
-    executed_only: bool  # whether the actions of a chunk that are not executed are left out
-    # Clip range of the ratio at the noisiest and at the last transition that learns.
+    reduce: str  # over executed steps and action columns: "sum" or "mean"
+    joint: bool  # whether the chain has one ratio over all its transitions, as in ReinFlow
+    executed_only: bool  # whether actions of a chunk that are not executed are left out
+    # Clip range of the ratio at the noisiest and at the last learning transition.
     clip: Sequence[float]
-    # Updates of the policy over which the clip range falls linearly to 0; 0: it stays.
+    # Policy updates over which the clip range falls linearly to 0. 0: constant.
     clip_updates: int
-    denoising_discount: float  # of the advantage, per transition that is still to come
-    log_density_range: Sequence[float] | None  # to which each log-density is clamped, as in DPPO
-    gradient_clip: float  # largest norm of the policy's gradient
+    denoising_discount: float  # discount of the advantage per remaining transition
+    log_density_range: Sequence[float] | None  # clamps each log-density, as in DPPO
+    gradient_clip: float  # maximum norm of the policy's gradient
 
     def __post_init__(self) -> None:
         """Check the values, and that the clip range fits the reduction."""
@@ -71,12 +71,12 @@ class ChainSettings:
             )
 
     def indices(self, steps: int) -> list[int]:
-        """The transitions of K = `steps` that learn, noisiest first."""
+        """Return the learning transitions of K = `steps`, noisiest first."""
         count = steps if self.transitions is None else min(self.transitions, steps)
         return list(range(steps - count, steps))
 
     def parts(self, steps: int) -> list[list[int]]:
-        """Transitions that have one ratio together."""
+        """Return the groups of transitions that share a ratio."""
         indices = self.indices(steps)
         return [indices] if self.joint else [[index] for index in indices]
 
@@ -93,8 +93,8 @@ class ChainSettings:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """PPO's loss, -E min(r A, clip(r, 1 ± c) A) (Schulman et al. 2017, eq. 7), and its metrics.
 
-        It is of a part that ends with transition `last` of K = `steps`, after so many updates of
-        the policy (DPPO, appendix C).
+        It covers a part that ends with transition `last` of K = `steps`, after `updates` policy
+        updates (DPPO, appendix C).
         """
         noisiest, finest = self.clip
         first = self.indices(steps)[0]
@@ -111,16 +111,16 @@ class ChainSettings:
 
 
 def standardised(advantage: Tensor) -> Tensor:
-    """Advantages (B,) with mean 0 and deviation 1."""
+    """Return advantages (B,) normalised to mean 0 and standard deviation 1."""
     return (advantage - advantage.mean()) / (advantage.std(unbiased=False) + 1e-8)
 
 
 @dataclass(frozen=True)
 class DenoisingSettings(ImplicitSettings):
-    """Settings of PPO on chains."""
+    """Settings of PPO on denoising chains."""
 
     chain: ChainSettings
-    refresh_every: int  # updates of the policy after which π_old moves
+    refresh_every: int  # policy updates between two refreshes of π_old
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +128,7 @@ class DenoisingSettings(ImplicitSettings):
 
 
 class DenoisingPPO(ImplicitQ):
-    """The policy climbs the critics' advantage of its own chains."""
+    """Optimises the policy for the critics' advantage of its own chains."""
 
     settings: DenoisingSettings
 
@@ -143,12 +143,12 @@ class DenoisingPPO(ImplicitQ):
         self.beside += [self._drawing, self._learning]
 
     def restart(self, policy: Policy) -> None:
-        """Go on from another policy, also with the ratio."""
+        """Continue from another policy, which also becomes π_old."""
         super().restart(policy)
         self.old.load_state_dict(policy.state_dict())
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Update the critics; in its turn draw chains from π_old, and make a step a ratio."""
+        """Update the critics. When due, sample chains from π_old and make one step per ratio."""
         seen = self.begin_update(batch)
         metrics, turn = self.update_critics(seen), self.turn
         if turn is None:

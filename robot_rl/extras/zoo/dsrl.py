@@ -1,8 +1,8 @@
-"""The frozen clone is steered by the noise that its plans begin with: `dsrl` and `dsrl_plain`.
+"""`dsrl` and `dsrl_plain`: steer the frozen clone through the initial noise of its plans.
 
 Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinforcement Learning",
-arXiv 2506.15799. An actor chooses the latent w of each plan, of which the clone's deterministic
-process makes a chunk. The forms differ in how a latent is valued.
+arXiv 2506.15799. An actor chooses the latent w of each plan, which the clone's deterministic
+process turns into a chunk. The two variants differ in how latents are valued.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from robot_rl.learning.algorithms.training import adam, step
 
 @dataclass(frozen=True)
 class Steering(TemperatureSettings):
-    """Settings of the actor that chooses latents; its entropy is in units of `limit`."""
+    """Settings of the actor that chooses latents. Its entropy is in units of `limit`."""
 
-    limit: float  # largest column m of a latent
+    limit: float  # maximum magnitude m of a latent column
     hidden: Sequence[int]  # hidden widths of the actor
 
     def __post_init__(self) -> None:
@@ -42,17 +42,17 @@ class Steering(TemperatureSettings):
 
 @dataclass(frozen=True)
 class SteeringSettings(GenerativeSettings):
-    """Settings of both forms."""
+    """Settings of both variants."""
 
     steering: Steering
 
 
 class Steered(Generative):
-    """The actor of both forms.
+    """The actor shared by both variants.
 
-    Plans take `learning_steps` transitions, here and where they act: one latent must mean one
-    chunk. The weights of the clone stay as they are. The critics judge executed actions, or so many
-    `judged` columns.
+    Plans use `learning_steps` transitions, both here and in deployment, so that a latent maps to
+    one chunk. The clone's weights are frozen. The critics evaluate executed actions, or `judged`
+    columns instead.
     """
 
     settings: SteeringSettings
@@ -83,15 +83,15 @@ class Steered(Generative):
         self.modules["actor"], self.optimizers["actor"] = self.actor, self.actor.optimizer
 
     def chosen(self, features: Tensor) -> Tensor:
-        """Latents (B, H · d) that the actor draws for encoded observations (B, F)."""
+        """Sample the actor's latents (B, H · d) for encoded observations (B, F)."""
         return self.steering.limit * self.actor.learned.action(features, self._generator)
 
     def acting_policy(self) -> Policy:
-        """The clone at latents of the actor as it learns."""
+        """Return the clone with latents from the learning actor."""
         return self._steered_by(self.actor.learned)
 
     def policy(self) -> Policy:
-        """The clone at the mean latents of the averaged actor."""
+        """Return the clone with mean latents from the averaged actor."""
         return self._steered_by(self.actor.average)
 
     def reset_actor(self) -> None:
@@ -104,9 +104,9 @@ class Steered(Generative):
 
 
 class DSRL(Steered):
-    """`dsrl`, the noise-aliased form: critics of latents are distilled from critics of actions.
+    """`dsrl`, the noise-aliased variant: distils critics of latents from critics of actions.
 
-    The latter learn from every row, whether the policy acted in it or a person.
+    The action critics learn from every row, whether the policy or a person acted.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class DSRL(Steered):
         self.optimizers["latent"] = self._latent_optimizer
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Update Q^A on actions, Q^W on Q^A, and in its turn the actor on Q^W."""
+        """Update Q^A on actions, Q^W on Q^A and, when due, the actor on Q^W."""
         seen, critics, limit = self.begin_update(batch), self.critics, self.steering.limit
         features, executed = seen.features, self.settings.executed_steps
 
-        # Q^A(s, a) on Σ γ^j r + γ^m Q^A'(s', π(s', w')), w' of the actor.
+        # Q^A(s, a) on Σ γ^j r + γ^m Q^A'(s', π(s', w')), with w' from the actor.
         with torch.no_grad():
             following = self.latent.chunks(seen.next_features, self.chosen(seen.next_features))
             heads = critics.target_heads(self._generator)
@@ -137,7 +137,7 @@ class DSRL(Steered):
             target = critics.backup(seen.reward, seen.discount, value)
         metrics = critics.learn(critic_input(features, seen.executed), target)
 
-        # Q^W(s, w) on Q^A(s, π(s, w)) at w ~ N(0, 1), within ±m.
+        # Q^W(s, w) on Q^A(s, π(s, w)) with w ~ N(0, 1), within ±m.
         with torch.no_grad():
             latent = standard_normal((len(features), self.columns), features, self._generator)
             latent = latent.clamp(-limit, limit)
@@ -163,14 +163,14 @@ class DSRL(Steered):
 
 
 class PlainDSRL(Steered):
-    """`dsrl_plain`: the critics judge the latents that the actor has chosen, and nothing else.
+    """`dsrl_plain`: the critics evaluate only latents chosen by the actor.
 
-    They learn from the rows in which a plan of the actor begins. Demonstrations, an operator's
-    actions and those of the clone alone have no latent, so nothing is learned from them.
+    They learn from the rows in which a plan of the actor starts. Demonstrations, operator actions
+    and plain actions of the clone have no latent, so they are not used.
 
     Raises:
-        AlgorithmError: A return covers other steps than a plan's actions; or it should learn from
-            demonstrations, or from recorded episodes.
+        AlgorithmError: A return does not cover exactly a plan's actions, or the schedule includes
+            demonstrations or recorded episodes.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class PlainDSRL(Steered):
         self.required = replace(self.required, fields=(*self.required.fields, PLAN + LATENT))
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Soft actor-critic on latents: Q(s, w) on Σ γ^j r + γ^m Q'(s', w'), w' of the actor."""
+        """Soft actor-critic on latents: Q(s, w) on Σ γ^j r + γ^m Q'(s', w'), w' from the actor."""
         seen, critics, limit = self.begin_update(batch), self.critics, self.steering.limit
         latent, metrics = self.tensor(batch[PLAN + LATENT]), {}
         began = (self.tensor(batch["source"]) == SOURCE_POLICY) & (latent != 0).any(-1)

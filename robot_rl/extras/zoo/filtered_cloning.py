@@ -1,8 +1,8 @@
-"""`filtered_cloning`: the policy is cloned again from successes, its own and demonstrated.
+"""`filtered_cloning`: clone the policy again from its own and demonstrated successes.
 
-The baseline of every improvement: imitation of successful episodes alone, as in RWR with a reward
-of 0 and 1 (Peters and Schaal 2007) or the filtered behaviour cloning of Chen et al. 2021 (arXiv
-2106.01345, "%BC").
+The baseline for any improvement: imitate only successful episodes, as in RWR with a reward of 0 and
+1 (Peters and Schaal 2007) or the filtered behaviour cloning of Chen et al. 2021 (arXiv 2106.01345,
+"%BC").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from robot_rl.learning.algorithms.training import step
 
 
 class FilteredCloning(Generative):
-    """An episode of the policy has succeeded if it terminated, and has a positive return from here.
+    """A policy episode counts as success if it terminated with a positive return from the row on.
 
     Steps before an operator took over do not count as success. There are no critics.
     """
@@ -31,7 +31,7 @@ class FilteredCloning(Generative):
         self.required = replace(self.required, returns=True)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Clone the chunks of demonstrations, of interventions and of successful episodes."""
+        """Clone the chunks of demonstrations, interventions and successful episodes."""
         seen = self.begin_update(batch)
         succeeded = batch["return/valid"] & (batch["return"] > 0)
         chosen = self.tensor(succeeded | (batch["source"] != SOURCE_POLICY))

@@ -1,4 +1,4 @@
-"""A flow with noise whose standard deviation is learned, for ReinFlow."""
+"""Flow matching with a learned noise standard deviation, for ReinFlow."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from policies.processes.flow import FlowMatching
 class FlowNoise(FlowMatching):
     """The ODE plus noise with a learned standard deviation σ_ψ(t, observation).
 
-    It is that of ReinFlow (Zhang et al. 2025, arXiv 2505.22094) and of π_RL's Flow-Noise: trained
-    with the velocity by reinforcement learning, and dropped in deployment (`noiseless`).
+    The noise of ReinFlow (Zhang et al. 2025, arXiv 2505.22094) and of π_RL's Flow-Noise. It is
+    trained with the velocity by reinforcement learning, and dropped in deployment (`noiseless`).
 
     Args:
-        denoiser: The network, which gives the velocity.
-        steps: K.
-        std_bounds: Least and largest standard deviation, in normalised actions. It begins in the
-            middle, as a ratio, everywhere.
-        hidden: Widths of the hidden layers of the network σ_ψ.
-        noise_network: σ_ψ of another process, which is shared; None makes one.
+        denoiser: The network that predicts the velocity.
+        steps: Number of steps K.
+        std_bounds: Minimum and maximum standard deviation, in normalised actions. The initial value
+            is their geometric mean everywhere.
+        hidden: Hidden widths of the network σ_ψ.
+        noise_network: A shared σ_ψ from another process. None creates a new one.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FlowNoise(FlowMatching):
             "hidden": [int(width) for width in hidden],
         }
         self._low, self._ratio = low, high / low
-        # The last layer is zero at first, so the hidden ones may be the same in every process.
+        # The last layer starts at zero, so every process may start with the same hidden layers.
         self.noise_network = noise_network or mlp(
             denoiser.embedding + denoiser.features,
             hidden,
@@ -65,7 +65,7 @@ class FlowNoise(FlowMatching):
         )
 
     def transition(self, x: Tensor, index: int | Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the Gaussian of the next entry: mean of the ODE, learned standard deviation."""
+        """Return the Gaussian of the next entry: the ODE's mean, the learned standard deviation."""
         time, (stays, moves) = self._at(index)
         mean = stays * x + moves * self.denoiser(x, time, features)
         seen = torch.cat([time.expand(len(features), -1), features], -1)
@@ -73,10 +73,10 @@ class FlowNoise(FlowMatching):
         return mean, self._low * self._ratio**share
 
     def varied(self, **options: Any) -> Process:
-        """Give the same process with some other options; σ_ψ is shared where its shape stays."""
+        """Return the process with some options changed. σ_ψ is shared if its shape is unchanged."""
         shared = None if "hidden" in options else self.noise_network
         return super().varied(**{"noise_network": shared} | options)
 
     def exploring(self, std: float) -> Process:
-        """Give the same process with bounds that are at least `std`."""
+        """Return the same process with bounds of at least `std`."""
         return self.varied(std_bounds=[max(bound, std) for bound in self.options["std_bounds"]])

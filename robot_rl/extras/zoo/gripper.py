@@ -1,7 +1,7 @@
 """A Gaussian for the arm and a discrete critic for the gripper (HIL-SERL, Luo et al. 2024).
 
-A gripper is open or closed, and a Gaussian explores between the two by opening and closing at
-every step. Here a Q-function over three choices decides: open, stay or close.
+A gripper is open or closed. A Gaussian would explore by opening and closing it at every step.
+Instead, a Q-function chooses between open, stay and close.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from policies.networks import mlp, seeded
 
 CHOICES = ("open", "stay", "close")
 OPEN, CLOSED = -1.0, 1.0
-# The observation (B, d), or (B, n, d), of the command in the step before.
+# The observation (B, d) or (B, n, d) of the previous step's command.
 LAST_COMMAND = "last_command"
 
 
 def nearest_command(command: Tensor) -> Tensor:
-    """Closed or open, whichever is nearer to commands in [-1, 1]."""
+    """Round commands in [-1, 1] to open or closed, whichever is nearer."""
     return torch.where(command > 0, CLOSED, OPEN)
 
 
 def last_command(observation: ObservationBatch, column: int) -> Tensor:
-    """The last command of the gripper in an action column, (B,) of -1 open and +1 closed."""
+    """Return the gripper's last command from an action column, (B,) of -1 open and +1 closed."""
     commands = torch.as_tensor(observation[LAST_COMMAND])
     return nearest_command(commands.reshape(len(commands), -1, commands.shape[-1])[:, -1, column])
 
 
 def choice_commands(last: Tensor) -> Tensor:
-    """The command that each choice is after the command `last` (B,): (B, 3) of -1 and +1."""
+    """Return each choice's command, (B, 3) of -1 and +1, after the command `last` (B,)."""
     return torch.stack([torch.full_like(last, OPEN), last, torch.full_like(last, CLOSED)], -1)
 
 
 class GripperCritic(nn.Module):
     """Q-values of the three choices, an MLP with LayerNorm.
 
-    It sees the last command, which decides what "stay" means and what costs.
+    The last command is an input, since it determines what "stay" means and which choice has a cost.
     """
 
     def __init__(self, features: int, hidden: Sequence[int], *, generator: torch.Generator) -> None:
@@ -50,17 +50,16 @@ class GripperCritic(nn.Module):
         self.network = mlp(features + 1, hidden, len(CHOICES), generator, layer_norm=True)
 
     def forward(self, features: Tensor, last: Tensor) -> Tensor:
-        """Q-values (B, 3) of the `CHOICES`, from features (B, F) and `last_command`s (B,)."""
+        """Return Q-values (B, 3) of the `CHOICES` for features (B, F) and `last_command`s (B,)."""
         values: Tensor = self.network(torch.cat([features, last[:, None]], -1))
         return values
 
 
 class GaussianGripperPolicy(GaussianPolicy):
-    """The Gaussian moves the arm, the critic the gripper; both see the same features.
+    """The Gaussian controls the arm, the critic the gripper. Both use the same features.
 
-    The actor's action lacks the gripper's `column`, of -1 open and +1 closed. Instead of the critic
-    its configuration may be given. `exploration` is the probability ε of a random choice where the
-    policy is sampled.
+    The actor's action omits the gripper's `column` (-1 open, +1 closed). `critic` may also be a
+    configuration. `exploration` is the probability ε of a random choice when the policy is sampled.
     """
 
     kind: ClassVar[str] = "gaussian_gripper"
@@ -82,7 +81,7 @@ class GaussianGripperPolicy(GaussianPolicy):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes a policy of the same shape."""
+        """JSON values from which `from_config` creates a policy of the same shape."""
         return {
             **super().config,
             "critic": self.critic.config,
@@ -92,7 +91,7 @@ class GaussianGripperPolicy(GaussianPolicy):
 
     @property
     def observation(self) -> dict[str, int]:
-        """Name → width of its observations, the last command among them."""
+        """Name → width of its observations, including the last command."""
         return {**super().observation, LAST_COMMAND: self.action_dimension}
 
     def act(
@@ -101,14 +100,14 @@ class GaussianGripperPolicy(GaussianPolicy):
         base_action: Array | Tensor | None,
         noise: Array | Tensor | None,
     ) -> Tensor:
-        """Choose one action (B, d); without noise the arm's mean and the best choice."""
+        """Choose one action (B, d). Without noise: the arm's mean and the best choice."""
         features = self.encoder(observation)
         column = self.column
         last = last_command(observation, column).to(features)
         choice = self.critic(features, last).argmax(-1, keepdim=True)
         if noise is not None:
             noise = torch.as_tensor(noise).to(features.device)
-            # With probability ε a random choice instead.
+            # With probability ε, make a random choice.
             uniform = torch.special.ndtr(noise[:, column].double())[:, None]
             drawn = (uniform / max(self.exploration, 1e-9) * len(CHOICES)).long()
             random = drawn.clamp(max=len(CHOICES) - 1)

@@ -1,8 +1,8 @@
-"""Hindsight: an episode is used as if the place that it reached had been its goal.
+"""Hindsight: relabel an episode as if a state it reached had been its goal.
 
-HER (Andrychowicz et al. 2017, arXiv 1707.01495), with goals from the future of an episode. For
-environments whose goal is observed and that know the reward of any other, as those of
-gymnasium-robotics and panda-gym do.
+HER (Andrychowicz et al. 2017, arXiv 1707.01495), with goals from later in the same episode. For
+environments that observe the goal and can compute the reward for any other goal, such as those of
+gymnasium-robotics and panda-gym.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.windows import SampleSpec, is_observation
 
-_GOALS = 4  # of each episode: k of the paper
-_MOST_VALUES = 4  # a sparse reward has few
-_AGREEING = 0.99  # least share of rows whose reward and end follow from the environment's function
-_SOURCES = SOURCE_DEMONSTRATION, SOURCE_POLICY  # of the rows that are exchanged
-_MOST_ROWS = 500_000  # the newest that are kept in memory
+_GOALS = 4  # per episode: k in the paper
+_MOST_VALUES = 4  # a sparse reward has few values
+_AGREEING = 0.99  # minimum fraction of rows that agree with the environment's function
+_SOURCES = SOURCE_DEMONSTRATION, SOURCE_POLICY  # sources of rows that are exchanged
+_MOST_ROWS = 500_000  # latest rows held in memory
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Goals = npt.NDArray[Any]
@@ -38,44 +38,44 @@ GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
 
 
 class Judged(NamedTuple):
-    """Reward and end of a step, by the value of the environment's own function."""
+    """Reward and termination of a step, given the value of the environment's own function."""
 
     reward: float
     terminated: bool
 
 
-# By that value; None if it was never seen.
+# Looks them up by that value. None if it was never seen.
 Judgement = Callable[[float], Judged | None]
 
 
 @dataclass(eq=False)
 class Hindsight:
-    """Exchanges a share of each batch for transitions towards goals that were reached."""
+    """Replaces a fraction of each batch with transitions relabelled to reached goals."""
 
-    recorded: Rows  # of the run
-    spec: SampleSpec  # of the algorithm
-    share: float  # of each batch, in [0, 1]
+    recorded: Rows  # rows of the run
+    spec: SampleSpec  # batch spec of the algorithm
+    share: float  # fraction of each batch, in [0, 1]
     goal_reward: GoalReward  # the environment's function
-    judged: Judgement  # reward and end by the function's value; see `judgements`
-    seed: int  # of all draws
-    base: PolicyRunner | None = None  # proposes, if the algorithm sees its base's actions
+    judged: Judgement  # reward and termination by the function's value; see `judgements`
+    seed: int  # seed of all draws
+    base: PolicyRunner | None = None  # makes proposals, if the algorithm uses its base's actions
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng((self.seed, _GOALS))
         self._kept: dict[int, Columns] = {}
         self._read = Counter[int]()
-        self._last = dict.fromkeys(_SOURCES, -1)  # the episodes that were read last
+        self._last = dict.fromkeys(_SOURCES, -1)  # last episodes read
 
     @classmethod
     def of(cls, bench: Workbench, algorithm: Algorithm, recorded: Rows) -> Self | None:
-        """Make it where the environment has goals and a sparse reward for reaching them."""
+        """Create it if the environment has goals with a sparse reward. None otherwise."""
         spec, share = algorithm.required, algorithm.schedule.hindsight_share
         cloned, names = bench.cloned, set(spec.fields)
         base = PolicyRunner(cloned) if "base_action" in names else None
         seen = set() if base is None else set(cloned.policy.observation)
         if not share or not {ACHIEVED, DESIRED, *seen} <= names or cloned.uses_instruction:
             return None
-        if spec.returns:  # those towards another goal are not worked out
+        if spec.returns:  # returns towards another goal are not computed
             return None
         with closing(make_env(bench.settings.environment)) as env:
             if not (isinstance(env.robot, GymRobot) and env.robot.has_goals):
@@ -95,7 +95,7 @@ class Hindsight:
         return {"hindsight_share": self.share}
 
     def count(self) -> None:
-        """Take in the episodes that are visible in the rows now."""
+        """Process the episodes that are now visible in the rows."""
         for kind in _SOURCES:
             found = [self._kept[kind]] if kind in self._kept else []
             shown = kind == SOURCE_DEMONSTRATION
@@ -112,7 +112,7 @@ class Hindsight:
                 self._kept[kind] = {name: column[-_MOST_ROWS:] for name, column in joined.items()}
 
     def mixed(self, batch: Batch) -> Batch:
-        """A copy of a batch with its share exchanged; the rows of an operator stay."""
+        """Return a copy of the batch with a fraction replaced. Operator rows are never replaced."""
         given = {name: column.copy() for name, column in batch.items()}
         exchanged = self._rng.random(len(batch["reward"])) < self.share
         for kind, kept in self._kept.items():
@@ -123,9 +123,9 @@ class Hindsight:
         return given
 
     def _towards(self, episode: Columns, step: int) -> Columns | None:
-        """The transitions of an episode, as if the place reached after a step had been its goal.
+        """Relabel an episode's transitions as if the state reached after a step had been its goal.
 
-        None if that was reached from the beginning.
+        None if that goal was already reached at the start.
         """
         achieved = episode[ACHIEVED]
         goals = np.repeat(achieved[step + 1][None], len(achieved), 0)
@@ -142,7 +142,7 @@ class Hindsight:
         if self.base is not None:
             rows["base_action"] = self.base.label(rows, step)
         of_steps = {"action": episode["action"], "reward": reward, "terminated": ends}
-        for name, column in of_steps.items():  # the last row has none
+        for name, column in of_steps.items():  # the last row has no step
             rows[name] = np.concatenate([column[:length], np.zeros_like(column[:1])])
         spec = replace(self.spec, demonstration_share=1.0)
         sampler = Sampler(EpisodeRows(rows, [len(rows["reward"])]), spec, self._rng)
@@ -150,24 +150,24 @@ class Hindsight:
         return {name: windows[name] for name in windows if name != "source"}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the random stream, as JSON; the episodes follow from the store."""
+        """Return the state of the random stream, as JSON. Episodes are re-read from the store."""
         return dict(self._rng.bit_generator.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the rows that were visible then."""
+        """Restore a `state_dict`. The same rows must be visible as when it was made."""
         self.count()
         self._rng.bit_generator.state = dict(state)
 
 
 def goal_reward_of(robot: GymRobot) -> GoalReward:
-    """The environment's own rewards (n,) of what was reached and of goals, both (n, g)."""
+    """Return the environment's reward function: rewards (n,) of achieved and goals, both (n, g)."""
     function = robot.env.get_wrapper_attr("compute_reward")
 
     def rewards(achieved: Goals, desired: Goals) -> npt.NDArray[np.float64]:
         try:
             pairs = zip(achieved, desired, strict=True)
             return np.array([float(function(a, d, {})) for a, d in pairs])
-        except Exception as error:  # whatever its own code does
+        except Exception as error:  # the environment's code may raise anything
             raise GymError(
                 f"compute_reward of {robot.id} does not give a reward for other goals",
                 got=repr(error),
@@ -178,11 +178,11 @@ def goal_reward_of(robot: GymRobot) -> GoalReward:
 
 
 def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgement | None:
-    """Find out from episodes which reward and end belong to a value of the environment's function.
+    """Learn from episodes which reward and termination belong to each value of the function.
 
-    A wrapper may have changed both, so the function alone does not say. None where
-    reward and termination do not follow from the value, or where it has many. Where each reward
-    was the value and nothing has terminated, values that were not seen are known.
+    A wrapper may have changed both, so the environment's function is not enough. None if reward and
+    termination do not depend on the value, or if it has too many values. If every reward equals its
+    value and no step has terminated, the rule also covers unseen values.
     """
     seen: dict[float, Counter[Judged]] = {}
     for episode in episodes:
@@ -203,5 +203,5 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgemen
 
 
 def columns(spec: SampleSpec) -> list[str]:
-    """The fields of whole episodes that hindsight needs for an algorithm's batches."""
+    """Return the fields of whole episodes that hindsight needs for an algorithm's batches."""
     return [*(name for name in spec.fields if name not in ("base_action", "action")), "action"]

@@ -1,7 +1,7 @@
-"""Critics that never value an action that was not tried: implicit Q-learning.
+"""Implicit Q-learning: critics that never evaluate untried actions.
 
-Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169;
-here of chunks of executed actions.
+Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169,
+applied to chunks of executed actions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ImplicitSettings(GenerativeSettings):
 
 
 class ImplicitQ(Generative):
-    """The critics; an algorithm adds how the policy learns from them."""
+    """The critics. Subclasses define how the policy learns from them."""
 
     settings: ImplicitSettings
 
@@ -50,14 +50,14 @@ class ImplicitQ(Generative):
         self.modules["value"], self.optimizers["value"] = self.value, self._value_optimizer
 
     def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
-        """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
+        """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), normalised."""
         q = self.critics.target(critic_input(features, executed)).amin(0)
         advantage: Tensor = q - self.value(features)[0]
         return advantage
 
     def update_critics(self, seen: Encoded) -> dict[str, Tensor]:
         """V by expectile regression on Q' (eq. 5), then Q on r + γ^m V(s') (eq. 6), then Q'."""
-        error = self.advantage(seen.features, seen.executed)  # of V alone: Q' takes no gradient
+        error = self.advantage(seen.features, seen.executed)  # trains only V: no gradient to Q'
         loss = expectile_loss(error, self.settings.expectile)
         step(self._value_optimizer, loss)
         with torch.no_grad():

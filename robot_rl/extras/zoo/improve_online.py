@@ -1,4 +1,4 @@
-"""The accepted policy improved online by PPO, and given to the gate."""
+"""Stage `ImproveOnline`: improve the accepted policy online with PPO, then run the gate."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from robot_rl.learning.stages.improve import decided
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import ACCEPTED, CLONED, DEMONSTRATIONS, GATHERED
 
-IMPROVED = "checkpoints/improved"  # the stage resumes from it
+IMPROVED = "checkpoints/improved"  # the stage resumes from here
 
 
 class ImproveOnline(Stage):
-    """Lets the policy act in iterations, each of which it learns from; then the gate.
+    """Alternates between running the policy and learning from its episodes, then runs the gate.
 
-    It acts and learns in turns, as on-policy learning does, so it needs no replay server.
+    Acting and learning take turns, as on-policy learning requires, so no replay server is needed.
 
     Args:
-        iterations: How many.
-        episodes: In which it acts in each.
+        iterations: Number of iterations.
+        episodes: Number of episodes per iteration.
         ppo: Settings of the learning.
         chain: How transitions of the process are scored.
-        settings: Of the run.
+        settings: Settings of the run.
     """
 
     makes = (IMPROVED, GATHERED, ACCEPTED)
@@ -59,7 +59,7 @@ class ImproveOnline(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """The clone; raises where something that it is given cannot be used."""
+        """Return the demonstrations and the clone. Raise if an option is invalid."""
         check_generative(self.settings)
         compute_device(self.settings.device)
         registry.make(self.settings.gate, Gate)
@@ -70,7 +70,7 @@ class ImproveOnline(Stage):
 
     @explained_memory("lower improve_online.ppo.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Act and learn, or go on with that, and let the gate decide."""
+        """Act and learn, or resume, and let the gate decide."""
         accepted = accepted_policy(bench)
         base, seed = accepted.policy.base, self.settings.seed
         assert base is not None
@@ -83,7 +83,7 @@ class ImproveOnline(Stage):
         acting: dict[int, Behaviour] = {}
 
         def who(number: int) -> Behaviour:
-            """The policy of the iteration that an episode belongs to."""
+            """Return the policy of an episode's iteration."""
             if ppo.iterations not in acting:
                 acting.clear()
                 learned = accepted.learned(ppo.acting_policy(), version + 1 + ppo.iterations)

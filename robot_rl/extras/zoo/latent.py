@@ -1,4 +1,4 @@
-"""A frozen policy that is steered by the noise which its plans begin with."""
+"""A frozen policy steered by the initial noise of its plans."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from policies.networks import seeded
 from policies.policy import ChunkPolicy, build, describe
 
 LATENT = "latent"
-"""The extra of a plan: the w of which its chunk is made."""
+"""Plan extra: the w from which the chunk was generated."""
 
 
 class LatentPolicy(ChunkPolicy):
-    """Plans the chunk of another policy at w = m · tanh(Gaussian(features)).
+    """Plans another policy's chunk at w = m · tanh(Gaussian(features)).
 
     DSRL (Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinforcement
     Learning", arXiv 2506.15799).
 
     Args:
-        policy: Of a deterministic process, so that w alone decides on the chunk.
-        actor: From features to the H · d columns of w.
-        limit: Largest column m of w.
-        draws: Whether w is drawn; else it is the actor's mean.
+        policy: A policy with a deterministic process, so that w determines the chunk.
+        actor: Maps features to the H · d columns of w.
+        limit: Maximum magnitude m of a column of w.
+        draws: Whether w is sampled. Otherwise it is the actor's mean.
     """
 
     kind: ClassVar[str] = "latent"
@@ -50,17 +50,17 @@ class LatentPolicy(ChunkPolicy):
 
     @property
     def encoder(self) -> StateEncoder:  # type: ignore[override]
-        """That of the steered policy."""
+        """Encoder of the steered policy."""
         return self.steered.encoder
 
     @cached_property
     def exploring(self) -> LatentPolicy:
-        """The same networks, with w drawn."""
+        """Return the same networks with w sampled."""
         return LatentPolicy(self.steered, self.actor, self.limit, draws=True)
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes a policy of the same shape."""
+        """JSON values from which `from_config` creates a policy of the same shape."""
         return {
             "policy": describe(self.steered),
             "actor": self.actor.config,
@@ -70,7 +70,7 @@ class LatentPolicy(ChunkPolicy):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> LatentPolicy:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Create a policy of the configured shape, whose weights are then loaded."""
         policy = build(config["policy"])
         assert isinstance(policy, DiffusionPolicy)
         columns = policy.horizon * policy.action_dimension
@@ -79,7 +79,7 @@ class LatentPolicy(ChunkPolicy):
         return cls(policy, actor, config["limit"], config["draws"])
 
     def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
-        """Map observations (B, n, ...) and noise (B, H · d) to chunks (B, H, d), and their w."""
+        """Map observations (B, n, ...) and noise (B, H · d) to chunks (B, H, d) and their w."""
         features = self.encoder(observation)
         noise = torch.as_tensor(noise)
         drawn = self.actor.action(features, noise) if self.draws else self.actor.mean(features)
@@ -87,9 +87,9 @@ class LatentPolicy(ChunkPolicy):
         return Plan(self.chunks(features, latent), {LATENT: latent})
 
     def chunks(self, features: Tensor, latent: Tensor) -> Tensor:
-        """The chunks (B, H, d) of latents w (B, H · d)."""
+        """Return the chunks (B, H, d) of latents w (B, H · d)."""
         return self.steered.chunks(features, latent.view(-1, *self.steered.noise_shape))
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """The imitation loss of the steered policy."""
+        """Return the imitation loss of the steered policy."""
         return self.steered.loss(batch, generator)

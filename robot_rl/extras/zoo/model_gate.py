@@ -1,7 +1,7 @@
-"""`gate=ope`: off-policy evaluation by a model of recorded chunks: dynamics, and critics.
+"""`gate=ope`: off-policy evaluation with a learned dynamics model of chunks, and critics.
 
-As RL-100 and Uni-O4 (Lei et al. 2024, arXiv 2311.03351) do it: a policy is worth the mean of Q
-along the model's rollouts. Do not rely on its verdicts: see docs/recipes.md.
+As in RL-100 and Uni-O4 (Lei et al. 2024, arXiv 2311.03351): a policy's value is the mean of Q along
+the model's rollouts. Do not rely on its verdicts: see docs/recipes.md.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from robot_rl.replay.windows import CHUNK, SampleSpec
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Settings of the model and its critics, and of the rollouts."""
+    """Settings of the model, its critics and the rollouts."""
 
-    members: int  # networks of the ensemble
-    elites: int  # networks that rollouts use: the best on rows that they have not seen
+    members: int  # networks in the ensemble
+    elites: int  # networks used for rollouts: the best on unseen rows
     hidden: Sequence[int]  # hidden widths of each network
-    updates: int  # of all of them
-    batch_size: int  # chunks per update, and rollouts, each from the observation of one
+    updates: int  # number of updates of model and critics
+    batch_size: int  # chunks per update; also the number of rollouts, one per chunk's observation
     rate: float  # Adam step size
     expectile: float  # ω of V
     target_rate: float  # Polyak rate of the critics
-    chunks: int  # of each rollout: enough of them to reach the reward
+    chunks: int  # per rollout: enough chunks to reach the reward
 
     def __post_init__(self) -> None:
         check_settings(self, members=1, elites=(1, self.members), updates=1, chunks=1)
@@ -54,22 +54,22 @@ class ModelSettings:
 
 
 class Estimate(NamedTuple):
-    """The model's estimates of a policy along each rollout; all policies share the rollouts."""
+    """The model's estimates of a policy per rollout. All policies share the same rollouts."""
 
-    value: Tensor  # (rollouts,) mean of Q while the model has not ended the episode
-    predicted_return: Tensor  # (rollouts,) discounted predicted rewards, for the record
+    value: Tensor  # (rollouts,) mean of Q until the model ends the episode
+    predicted_return: Tensor  # (rollouts,) discounted predicted rewards, only logged
 
 
 class ModelJudge(Training):
     """A model of executed chunks in the space of a policy's encoded observations, with critics.
 
     Each network maps features and E actions to the change of the features, the reward of the chunk,
-    and the logit of termination. All networks learn from the same batches, from weights of their
-    own.
+    and the logit of termination. All networks learn from the same batches, but start from different
+    weights.
 
     Raises:
-        AlgorithmError: The policy has no generative process, or its encoder learns: then the
-            features of two policies mean different things.
+        AlgorithmError: The policy has no generative process, or its encoder is trained, so the
+            features of two policies would not be comparable.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ModelJudge(Training):
         self._discount = discount**executed_steps
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update of model and critics (implicit Q-learning)."""
+        """Update the model and the critics once (implicit Q-learning)."""
         self.updates += 1
         features, action, following = self._seen(batch)
         joined = torch.cat([features, action.flatten(1)], -1)
@@ -131,14 +131,14 @@ class ModelJudge(Training):
         return {"model_loss": model.detach(), "critic_loss": critic.detach()}
 
     def choose_elites(self, batch: Batch) -> None:
-        """Take the networks that predict best a batch that they have not learned from."""
+        """Select the networks with the lowest error on a batch they have not learned from."""
         with torch.no_grad():
             errors = self._errors(batch, *self._seen(batch)).mean(1)
         self.elites = errors.argsort()[: self._settings.elites].tolist()
 
     @torch.no_grad()
     def estimate(self, policy: Policy, batch: Batch, seed: int) -> Estimate:
-        """Roll a policy out in the model from a batch's observations; the seed is of all draws."""
+        """Roll a policy out in the model from a batch's observations. `seed` seeds all draws."""
         assert isinstance(policy, DiffusionPolicy)
         draws = torch.Generator().manual_seed(seed)
         x, _, _ = self._seen(batch)
@@ -158,12 +158,12 @@ class ModelJudge(Training):
         return Estimate(values / lived, rewards)
 
     def _seen(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, executed actions and the following features."""
+        """Return the features, the executed actions and the next features."""
         features, following = encoded(self._encoder, batch)
         return features, self.tensor(batch[f"{CHUNK}action"]), following
 
     def _errors(self, batch: Batch, features: Tensor, action: Tensor, following: Tensor) -> Tensor:
-        """The loss of each network at each chunk, (members, B)."""
+        """Return the loss of each network on each chunk, (members, B)."""
         joined = torch.cat([features, action.flatten(1)], -1)
         outputs = torch.stack([network(joined) for network in self.networks])
         moved = (outputs[..., :-2] - (following - features)).square().sum(-1)
@@ -179,9 +179,9 @@ class ModelJudge(Training):
 
 @dataclass(frozen=True)
 class ModelGate:
-    """Accepts a policy that the model finds better by more than its standard error, else reverts.
+    """Accepts a policy if the model's gain exceeds its standard error, else reverts.
 
-    As published, but for data that the candidate was not improved on.
+    As published, except that it uses data on which the candidate was not improved.
     """
 
     model: ModelSettings
@@ -191,11 +191,11 @@ class ModelGate:
         check_settings(self, held_out=0)
 
     def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
-        """Fit the model, and roll both out in it from the same observations with the same noise."""
+        """Fit the model, and roll out both policies from the same observations and noise."""
         return self.judge_each(bench, [candidate])[0]
 
     def judge_each(self, bench: Workbench, candidates: Sequence[Candidate]) -> list[Verdict]:
-        """As `judge`, for candidates of one round, beside the same accepted policy."""
+        """Like `judge`, for several candidates of a round against the same accepted policy."""
         settings, shown = bench.settings, bench.demonstrations()
         accepted, round_number = candidates[0].accepted, candidates[0].round_number
         base, seed = accepted.policy.base, settings.seed + round_number

@@ -1,11 +1,11 @@
-"""PPO on the denoising steps with the outcomes of executed chunks: RL-100 online, and DPPO.
+"""PPO on denoising steps, with the outcomes of executed chunks: RL-100 online, and DPPO.
 
-The chunk is one step of the outer decision process, so advantages are of chunks: generalised
-advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) with the decay γ^m λ of a
-chunk of which m actions were executed. With m = 1 that is the single-step method.
+A chunk is one step of the outer decision process, so advantages are per chunk: generalised
+advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) with decay γ^m λ for a chunk
+with m executed actions. With m = 1 this is the single-step method.
 
-Recorded rows have no chains of transitions. But the noise of an episode's plans follows from its
-seed, so the policy that acted can compute chunk and chain again: `executed_chunks`.
+Recorded rows do not store the chains. But the noise of an episode's plans follows from its seed, so
+the policy that acted can recompute chunk and chain: `executed_chunks`.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.algorithms.generative import generative
 from robot_rl.learning.algorithms.training import Training, adam, finite_means, means, step
 
-# Largest difference of a recorded action from the recomputed one, in action units: a batch is
-# summed in another order than a single plan.
+# Maximum difference between a recorded and a recomputed action, in action units. A batch is summed
+# in a different order than a single plan.
 _TOLERANCE = 1e-3
 
 
 class Chunks(NamedTuple):
-    """N executed chunks, in the order of their execution."""
+    """N executed chunks, in execution order."""
 
-    features: Tensor  # (N, F) of the observations that they were planned for
+    features: Tensor  # (N, F) features of the observations they were planned for
     chain: Tensor  # (N, K + 1, H, d)
     reward: Tensor  # (N,) Σ γ^j r_{t+j} over the m executed actions
-    discount: Tensor  # (N,) γ^m; 0 where the last of them terminated the episode
-    following: Tensor  # (N, F) of the observations after them
-    continued: Tensor  # (N,) bool, whether the next chunk here is the next of the episode
+    discount: Tensor  # (N,) γ^m; 0 if the last action terminated the episode
+    following: Tensor  # (N, F) features of the observations after them
+    continued: Tensor  # (N,) bool, whether the next entry is the episode's next chunk
 
 
 @dataclass(frozen=True)
 class OnlineSettings:
-    """Settings of the online stage."""
+    """Settings of online PPO."""
 
     trace: float  # λ
-    epochs: int  # passes over the chunks of an iteration
-    batch_size: int  # chunks of a minibatch
+    epochs: int  # passes over an iteration's chunks
+    batch_size: int  # chunks per minibatch
     actor_rate: float  # Adam step size of the policy
     critic_rate: float  # Adam step size of V
     critic_hidden: Sequence[int]  # hidden widths of V
-    critic_only_updates: int  # updates of V alone, at first
-    value_clip: float  # largest change of V in an iteration
-    exploration_std: float  # least standard deviation of each transition
+    critic_only_updates: int  # initial updates of V only
+    value_clip: float  # maximum change of V per iteration
+    exploration_std: float  # minimum standard deviation of each transition
 
     def __post_init__(self) -> None:
         shares = ("trace", "actor_rate", "critic_rate", "exploration_std")
@@ -68,11 +68,11 @@ class OnlineSettings:
 
 
 class OnlinePPO(Training):
-    """Improves a copy of a generative policy by the chunks that it has executed.
+    """Improves a copy of a generative policy using the chunks it has executed.
 
     Attributes:
-        learned: The policy. `explores` is its process with a density, on the same network.
-        iterations: How often it has learned.
+        learned: The policy. `explores` is its process with a density, sharing the network.
+        iterations: Number of `learn` calls so far.
 
     Raises:
         AlgorithmError: The policy is not `generative`.
@@ -95,17 +95,17 @@ class OnlinePPO(Training):
         self.beside = [self.explores]
 
     def acting_policy(self) -> DiffusionPolicy:
-        """A copy that explores."""
+        """Return a copy that explores."""
         return copy.deepcopy(self.learned.under(self.explores))
 
     def policy(self) -> DiffusionPolicy:
-        """A copy that acts as it was cloned to."""
+        """Return a copy that acts with the clone's original process."""
         return copy.deepcopy(self.learned)
 
     def learn(self, chunks: Chunks, executed_steps: int) -> dict[str, float]:
-        """Make the updates of one iteration, and give the means of their metrics.
+        """Make the updates of one iteration. Returns mean metrics.
 
-        Of each chunk `executed_steps` actions were meant to be executed.
+        `executed_steps` is the planned number of executed actions per chunk.
         """
         settings = self._settings
         with torch.no_grad():
@@ -132,7 +132,7 @@ class OnlinePPO(Training):
         return finite_means(found, f"update {self.updates}")
 
     def _scores(self, chunks: Chunks, executed: int) -> Tensor:
-        """The reduced log-densities (N, parts) of the chains."""
+        """Return the reduced log-densities (N, parts) of the chains."""
         chain = self._chain
         parts = chain.parts(self.explores.steps)
         every = [index for part in parts for index in part]
@@ -155,7 +155,7 @@ class OnlinePPO(Training):
         return {"actor_loss": total.detach(), **means(found)}
 
     def _update_value(self, batch: Chunks, old: Tensor, returns: Tensor) -> dict[str, Tensor]:
-        """V by regression on the returns, without a gain from leaving the clip around V before."""
+        """Regress V on the returns, with PPO's value clipping around the previous V."""
         value = self.value(batch.features)[0]
         clip = self._settings.value_clip
         clipped = old + (value - old).clamp(-clip, clip)
@@ -168,7 +168,7 @@ class OnlinePPO(Training):
 def advantages(chunks: Chunks, value: Tensor, following: Tensor, trace: float) -> Tensor:
     """A_t = δ_t + γ^m λ A_{t+m}, δ_t = R_t + γ^m V(s_{t+m}) - V(s_t), for each chunk (N,).
 
-    Of what comes after a chunk that is not continued only V counts; after a termination nothing.
+    After a chunk that is not continued, only V counts. After a termination, nothing counts.
     """
     delta = chunks.reward + chunks.discount * following - value
     decay = trace * chunks.discount * chunks.continued
@@ -188,13 +188,13 @@ def executed_chunks(
     instruction: str,
     gamma: float,
 ) -> Chunks:
-    """The chunks of an episode in which this very behaviour acted and no operator took part.
+    """Return the chunks of an episode executed by this behaviour, without operator involvement.
 
     Args:
-        columns: Of its T + 1 rows.
-        behaviour: Who acted.
-        seed: The episode's.
-        instruction: The episode's.
+        columns: Columns of the episode's T + 1 rows.
+        behaviour: The behaviour that acted.
+        seed: Seed of the episode.
+        instruction: Instruction of the episode.
         gamma: Discount per control step.
 
     Raises:
@@ -206,7 +206,8 @@ def executed_chunks(
     begins = np.flatnonzero(columns["chunk_index"][:steps] == 0)
     ends = np.append(begins[1:], steps)
     columns = {**columns, **behaviour.features(columns, [instruction] * (steps + 1))}
-    # Histories that end with the planned rows and the last; before the episode its first row again.
+    # Histories of the planned rows and the last row. Before the episode's start, repeat its first
+    # row.
     history = np.arange(1 - policy.encoder.observation_steps, 1)
     rows = np.maximum(np.append(begins, steps)[:, None] + history, 0)
     windows = {name: columns[name][rows] for name in policy.observation}
@@ -232,7 +233,7 @@ def executed_chunks(
                 expected=f"at most {_TOLERANCE}",
                 hint="learn from episodes that this very policy has acted in, without extra noise",
             )
-    # The last chunk before a take-over bootstraps from where the operator began.
+    # The last chunk before a take-over bootstraps from the state where the operator started.
     continued = np.append(alone[1:], False)
     kept = torch.from_numpy(alone).to(observed.device)
     like: dict[str, Any] = {"device": observed.device}
@@ -248,5 +249,5 @@ def executed_chunks(
 
 
 def joined(parts: list[Chunks]) -> Chunks:
-    """The chunks of several episodes, one behind the other."""
+    """Concatenate the chunks of several episodes."""
     return Chunks(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

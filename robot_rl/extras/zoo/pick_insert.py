@@ -1,4 +1,4 @@
-"""`pick_insert`: take the peg from its holder, then insert it in the socket of `peg_insert`."""
+"""`pick_insert`: take the peg from its holder, then insert it in `peg_insert`'s socket."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from robot_rl.env.sim.tasks.peg_insert import (
 from robot_rl.env.task import refuse_resume
 from robot_rl.safety import rotations
 
-# Beside the socket wherever that is.
+# Clear of the socket anywhere in the socket's range.
 HOLDER_CENTRE = np.array([0.45, 0.16, SOCKET_HEIGHT])
 _UP = np.array([0.0, 0.0, 1.0])
-# Cosine of the angle from which a peg cannot be set upright: 0.5 rad.
+# Cosine of the tilt beyond which a peg cannot be set upright: 0.5 rad.
 _ASKEW = 0.88
-# Largest distance from where an object is held, and largest difference from its width [m].
+# Maximum distance from where an object is held, and maximum difference from its width [m].
 _OFF_GRASP, _OFF_WIDTH = 0.03, 0.006
 # The peg stands on the floor of the holder's hole.
 _PEG_CENTRE_Z = SOCKET_HEIGHT - HOLE_DEPTH + PEG_LENGTH / 2
@@ -39,11 +39,11 @@ _PEG_CENTRE_Z = SOCKET_HEIGHT - HOLE_DEPTH + PEG_LENGTH / 2
 
 @dataclass(kw_only=True, eq=False)
 class PickInsert(PegInsert):
-    """Grasp the peg that stands in a holder, pull it out and insert it in the socket.
+    """Grasp a peg standing in a holder, pull it out and insert it in the socket.
 
-    All about the socket is as in `PegInsert`, to the side of the holder; the peg is free, and its
-    position is seen with a fixed error of its own. `start_height` is that of the TCP over the place
-    of the grasp, `grasp_position` the way from the TCP to there as seen, base frame [m].
+    The socket is as in `PegInsert`, to the side of the holder. The peg is free, and its position is
+    observed with its own fixed error. `start_height` is the TCP's height above the grasp position.
+    `grasp_position` is the observed vector from the TCP to the grasp position, base frame [m].
     """
 
     observation_fields = (
@@ -57,11 +57,12 @@ class PickInsert(PegInsert):
 
     holder_range: float  # half range of the holder's x and y [m]
     holder_clearance: float  # width of the holder's hole minus width of the peg [m]
-    peg_noise: float  # half range of the error per axis with which the peg is seen [m]
+    peg_noise: float  # half range of the peg's position error, per axis [m]
 
     def build(self, spec: mujoco.MjSpec) -> None:
         """Add the socket, the holder and the free peg to the table."""
-        # Less creep sideways in the fingers; solving for no slip at all jams the peg in the hole.
+        # Reduces sideways creep in the fingers. Solving for no slip at all jams the peg in the
+        # hole.
         spec.option.impratio = 10.0
         add_socket(spec, "socket", SOCKET_CENTRE, self.clearance, self.friction)
         add_socket(spec, "holder", HOLDER_CENTRE, self.holder_clearance, self.friction)
@@ -71,7 +72,7 @@ class PickInsert(PegInsert):
         peg.add_site(name="tip", pos=[0.0, 0.0, -PEG_LENGTH / 2])
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Draw the poses of socket and holder, the errors they are seen with, and the start."""
+        """Draw the poses of socket and holder, their observation errors, and the start."""
         self._place_socket(rng)
         shift = rng.uniform(-self.holder_range, self.holder_range, 2)
         holder = HOLDER_CENTRE + np.array([*shift, 0.0])
@@ -85,7 +86,7 @@ class PickInsert(PegInsert):
         return downward(start + np.array([0.0, 0.0, PEG_BELOW_TCP]))
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Nobody puts the peg back into its holder."""
+        """Refuse: the peg cannot be put back into its holder."""
         refuse_resume(self.name)
 
     def tip_pose(self) -> Vector:
@@ -93,13 +94,13 @@ class PickInsert(PegInsert):
         return self.world.site_pose("tip")
 
     def seen_poses(self) -> Vector:
-        """Socket and tip of the peg (2, 7), with the errors with which they are seen."""
+        """Socket and peg tip (2, 7), with observation errors."""
         tip = self.tip_pose()
         tip[:3] += self._peg_error
         return np.concatenate([super().seen_poses(), tip[None]])
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
-        """See `TaskView`; the objects are the socket and the tip of the peg, z up."""
+        """See `TaskView`. The objects are the socket and the tip of the peg, z up."""
         way = object_poses[1, :3] + np.array([0.0, 0.0, PEG_BELOW_TCP]) - tcp_pose[:3]
         return {
             **super().see(object_poses, tcp_pose),
@@ -113,12 +114,13 @@ class PickInsert(PegInsert):
 
 @dataclass
 class WatchedGrasp(TopGrasp):
-    """A grasp that somebody else may bring about, or undo."""
+    """A grasp that another agent may cause or undo."""
 
     def see(self, expert: ScriptedExpert, grasp: Vector, width: float) -> None:
-        """Look at what the fingers hold, if somebody else may have closed or opened them.
+        """Check what the fingers hold, in case another agent has closed or opened them.
 
-        The object, so wide [m], is in the fingers where the TCP is at `grasp` (7,), base frame.
+        The object of `width` [m] is between the fingers when the TCP is at `grasp` (7,), base
+        frame.
         """
         world = expert.task.world
         beside = float(np.linalg.norm(grasp[:3] - world.tcp_pose()[:3])) > _OFF_GRASP
@@ -131,11 +133,11 @@ class WatchedGrasp(TopGrasp):
 
 @dataclass(kw_only=True, eq=False)
 class PickFirst(TipExpert):
-    """Takes the peg, pulls it out and carries it over the socket, before what it is mixed into."""
+    """Mixin: takes the peg, pulls it out and carries it over the socket, before inserting."""
 
     task: PickInsert
-    carry_height: float  # height of the tip over the socket on the way to it [m]
-    grasp: WatchedGrasp  # how the peg is taken
+    carry_height: float  # height of the tip over the socket while carrying [m]
+    grasp: WatchedGrasp  # how the peg is grasped
     _arrived: bool = field(default=False, init=False)
 
     def reset(self, rng: np.random.Generator) -> None:
@@ -145,7 +147,7 @@ class PickFirst(TipExpert):
         self._arrived = False
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
-        """To the peg, up, over to the socket, and then as whoever inserts it wants."""
+        """Return the next pose: to the peg, up, over to the socket, then the inserting expert's."""
         if not self.grasp.held or self.grasp.lost(self):
             self._arrived = False
             return self.grasp.waypoint(self, self.grasp_pose())
@@ -154,29 +156,29 @@ class PickFirst(TipExpert):
         return super().waypoint(rng)
 
     def is_beyond_help(self) -> bool:
-        """The peg is askew in the fingers, or lies somewhere."""
+        """Whether the peg is tilted too far, in the fingers or lying on the table."""
         peg = rotations.rotate(self.tip()[3:], _UP)
         fingers = -rotations.rotate(self.task.world.tcp_pose()[3:], _UP)
         upright = fingers if self.grasp.held else _UP
         return float(peg @ upright) < _ASKEW
 
     def grasp_pose(self) -> Vector:
-        """The TCP pose (7,), level, at which the hand holds the peg as in `PegInsert`."""
+        """Return the level TCP pose (7,) at which the hand holds the peg as in `PegInsert`."""
         above = downward(np.array([0.0, 0.0, PEG_BELOW_TCP]))
         position = rotations.compose(self.tip(), above)[:3] + self.error
         return downward(position)
 
     def destination(self) -> Vector | None:
-        """Where the peg is grasped, then above the socket."""
+        """Return the grasp pose, then the pose above the socket."""
         if not self.grasp.held:
             return self.grasp_pose()
         return super().destination() if self._arrived else self._above_socket()
 
     def _carry(self) -> Vector:
-        """Straight up until the tip is free, then level to above the socket."""
+        """Go straight up until the tip is free, then level to above the socket."""
         tip, place = self.tip(), self._above_socket()
         away = float(np.hypot(*(self.socket()[:2] - tip[:2])))
-        # Whoever else moves the arm may bring the peg there at less height, or into the hole.
+        # Another agent moving the arm may bring the peg there lower, or into the hole.
         if away < (self.carry_height if tip[2] > SOCKET_HEIGHT else PEG_WIDTH / 2):
             self._arrived = True
         elif tip[2] < SOCKET_HEIGHT + 0.5 * self.carry_height:
@@ -184,7 +186,7 @@ class PickFirst(TipExpert):
         return place
 
     def _above_socket(self) -> Vector:
-        """The TCP pose (7,), level, with which the tip is `carry_height` above the socket."""
+        """Return the level TCP pose (7,) with the tip `carry_height` above the socket."""
         tip, tcp = self.tip(), self.task.world.tcp_pose()
         height = tcp[2] + SOCKET_HEIGHT + self.carry_height - tip[2]
         beside = tcp[:2] + (self.socket()[:2] - tip[:2])
@@ -200,10 +202,10 @@ class PickInsertExpert(PickFirst, PegInsertExpert):
 class PickInsertByFeel(PickFirst, PegInsertByFeel):
     """Takes the peg, carries it over the socket, and inserts it by feel.
 
-    If somebody else moves the arm meanwhile and takes the peg, or loses it, it sees that.
+    It detects if another agent moving the arm takes or loses the peg.
     """
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Where the TCP should be next, from wherever it is now."""
+        """Return the next TCP pose, from wherever the TCP is now."""
         self.grasp.see(self, self.grasp_pose(), PEG_WIDTH)
         return super().waypoint(rng)

@@ -1,4 +1,4 @@
-"""The zoo's plug-in: its batch map. Its configurations are found without it."""
+"""The zoo's plug-in, which registers its batch map. Its configurations need no registration."""
 
 from robot_rl.plugins import Plugin
 

@@ -1,7 +1,8 @@
 """`rlpd_gripper`: `rlpd` for the arm, and HIL-SERL's discrete critic for the gripper.
 
 Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via Human-in-the-Loop Reinforcement
-Learning": arm and gripper are two problems on the same transitions, and moving the gripper costs.
+Learning": arm and gripper are two problems on the same transitions, and moving the gripper has a
+cost.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class GripperSettings:
     """Settings of the gripper's critic."""
 
     hidden: Sequence[int]  # hidden widths of the critic
-    penalty: float  # reward, at most 0, of a step that changes the gripper's command
+    penalty: float  # reward (at most 0) of a step that changes the gripper's command
     exploration: float  # probability of a random choice when acting
     critic_rate: float  # Adam step size
     target_rate: float  # Polyak rate τ of the target critic, which is also the deployed one
@@ -51,12 +52,12 @@ class GripperSettings:
 
 
 class RLPDGripper(RLPD):
-    """Soft actor-critic over the arm's columns, a double DQN over the gripper's choices.
+    """Soft actor-critic for the arm's columns, a double DQN for the gripper's choices.
 
-    The arm's critics do not see the gripper's column, as in HIL-SERL. In an n-step return the
-    penalty is that of the first step: the following ones are not of the critic's choosing.
+    The arm's critics do not see the gripper's column, as in HIL-SERL. An n-step return includes
+    only the first step's penalty, since the critic did not choose the later steps.
 
-    Beside the arguments of `RLPD` it takes `action_names`, one of which is "gripper", and
+    Besides the arguments of `RLPD` it takes `action_names`, which must include "gripper", and
     `gripper`, its `GripperSettings`.
 
     Raises:
@@ -93,17 +94,17 @@ class RLPDGripper(RLPD):
         self.optimizers["gripper"] = self._gripper_optimizer
         self._range = settings.value_range
         if self._range is not None and gripper.penalty:
-            # At worst the gripper is moved for ever.
+            # Worst case: the gripper moves at every step forever.
             low, high = self._range
             paid = gripper.penalty / (1 - schedule.gamma) if schedule.gamma < 1 else -math.inf
             self._range = low + paid, high
 
     def acting_policy(self) -> Policy:
-        """The arm's actor as it learns, and the gripper's critic."""
+        """Return the arm's learning actor with the gripper's critic."""
         return self._with_gripper(super().acting_policy())
 
     def policy(self) -> Policy:
-        """The arm's averaged actor, and the gripper's critic."""
+        """Return the arm's averaged actor with the gripper's critic."""
         return self._with_gripper(super().policy())
 
     def _with_gripper(self, arm: Policy) -> Policy:
@@ -116,7 +117,7 @@ class RLPDGripper(RLPD):
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the arm on its columns as `rlpd` does, then the gripper's critic.
 
-        Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges.
+        Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic evaluates.
         """
         check_batch(batch, self.required)
         arm = np.delete(batch["action"], self._column, 1)
@@ -136,7 +137,7 @@ class RLPDGripper(RLPD):
                 value = value.clamp(*self._range)
             target = reward + self.tensor(batch["discount"]) * value
         predicted = self.gripper_critic(features, last)
-        # Where "stay" commands the same as "open" or "close", both were chosen.
+        # If "stay" gives the same command as "open" or "close", both count as chosen.
         chosen = choice_commands(last) == commanded[:, None]
         loss = ((predicted - target[:, None]).square() * chosen).sum(1).mean()
         step(self._gripper_optimizer, loss)

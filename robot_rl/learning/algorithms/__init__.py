@@ -1,4 +1,4 @@
-"""One module for each algorithm, their shared parts, and `make_algorithm`."""
+"""The learning algorithms, one module each, their shared parts, and `make_algorithm`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from robot_rl.learning.algorithms.generative import Generative
 
 
 def check_algorithm(settings: Settings) -> None:
-    """Check the configured algorithm without making it: before a policy is cloned for it.
+    """Check the configured algorithm without creating it, before a policy is cloned for it.
 
     Raises:
-        AlgorithmError: Names the setting that is out of range, or a policy that it cannot improve.
+        AlgorithmError: A setting is out of range, or the algorithm cannot improve this policy.
     """
     registry.try_parts(settings.algorithm, Algorithm)
     if improves_clone(settings.algorithm) and "process" not in settings.policy:
@@ -28,18 +28,18 @@ def check_algorithm(settings: Settings) -> None:
 
 
 def improves_clone(algorithm: Mapping[str, Any]) -> bool:
-    """Whether the algorithm of a configuration improves the cloned policy itself."""
+    """Return whether the configured algorithm improves the cloned policy itself."""
     return issubclass(registry.find_class(algorithm["_target_"], Algorithm), Generative)
 
 
 def make_algorithm(config: Mapping[str, Any], cloned: Behaviour, seed: int) -> Algorithm:
-    """Make the algorithm that the configuration's `algorithm` describes.
+    """Create the algorithm configured under `algorithm`.
 
-    Every algorithm takes `base`, the cloned policy, and the `seed` of weights and draws. One that
-    treats an action column by its name takes `action_names` too.
+    Every algorithm takes `base`, the cloned policy, and the `seed` of weights and draws. Algorithms
+    that treat an action column by name also take `action_names`.
 
     Raises:
-        AlgorithmError: The algorithm does not fit the policy, or the task's action.
+        AlgorithmError: The algorithm does not fit the policy or the task's action.
     """
     arguments: dict[str, Any] = {"base": cloned.policy, "seed": seed}
     if registry.takes(config, Algorithm, "action_names"):

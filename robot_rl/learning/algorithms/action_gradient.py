@@ -1,9 +1,9 @@
-"""`action_gradient`: a generative policy is cloned from actions that its critics improved.
+"""`action_gradient`: clone a generative policy from actions improved by its critics.
 
-After DIPO (Yang et al. 2023, "Policy Representation via Diffusion Probability Model for
-Reinforcement Learning", arXiv 2305.13122): actions are improved along the gradient of the critics,
-and the policy is cloned from the improved ones. Ours improves actions of the policy
-itself, not those in replay, so that the policy moves in small steps.
+Based on DIPO (Yang et al. 2023, "Policy Representation via Diffusion Probability Model for
+Reinforcement Learning", arXiv 2305.13122): actions move along the critics' gradient, and the policy
+is cloned from the result. Unlike DIPO, we improve actions of the policy itself instead of actions
+in replay, so the policy changes in small steps.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from robot_rl.learning.algorithms.generative import Generative, GenerativeSettin
 
 @dataclass(frozen=True)
 class Ascent:
-    """How far actions are improved."""
+    """Step count, step size and limit of the action improvement."""
 
     steps: int  # steps along the gradient
-    size: float  # root mean square of one step over the executed actions, in action units
-    limit: float  # largest change of an action column
+    size: float  # RMS of one step over the executed actions, in action units
+    limit: float  # maximum change of an action column
 
     def __post_init__(self) -> None:
         check_settings(self, steps=1, size=(0, 2), limit=(0, 2))
@@ -38,7 +38,7 @@ class AscentSettings(GenerativeSettings):
 
 
 class ActionGradient(Generative):
-    """The policy is cloned from its own chunks, improved along the critics' gradient."""
+    """Clones the policy from its own chunks, improved along the critics' gradient."""
 
     settings: AscentSettings
 
@@ -49,7 +49,7 @@ class ActionGradient(Generative):
         self.critics = self.chunk_critics()
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update of the critics and, in its turn, of the policy.
+        """Update the critics and, when due, the policy.
 
         Raises:
             AlgorithmError: The batch lacks a required field.
@@ -57,7 +57,8 @@ class ActionGradient(Generative):
         seen, critics = self.begin_update(batch), self.critics
         features, executed = seen.features, self.settings.executed_steps
 
-        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, a' of the policy.
+        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, with a' from the
+        # policy.
         with torch.no_grad():
             next_action = self.drawn(seen.next_features)[:, :executed]
             heads = critics.target_heads(self._generator)
@@ -67,8 +68,8 @@ class ActionGradient(Generative):
         if self.turn is None:
             return metrics
 
-        # The policy's own chunks go up the mean of the critics, a ← a + η ∇_a Q(s, a) (DIPO),
-        # with steps of one size and within a limit.
+        # The policy's own chunks ascend the mean of the critics, a ← a + η ∇_a Q(s, a) (DIPO), with
+        # a fixed step size and within a limit.
         with torch.no_grad():
             chunk = self.drawn(features)
         start, ascent = chunk[:, :executed], self.settings.ascent
@@ -81,11 +82,11 @@ class ActionGradient(Generative):
             size = gradient.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-8)
             action = torch.minimum(torch.maximum(action + ascent.size * gradient / size, low), high)
         action = action.detach()
-        # The later actions shift with the last of these, so that the chunk has no jump.
+        # Shift the later actions with the last executed one, so the chunk has no jump.
         rest = (chunk[:, executed:] + (action - start)[:, -1:]).clamp(-1, 1)
         better = torch.cat([action, rest], 1)
 
-        # The policy is cloned from them.
+        # Clone the policy from them.
         clean = self.learned.action_normalizer.normalize(better)
         valid = torch.ones(clean.shape[:2], dtype=torch.bool, device=self.device)
         loss = self.learned.process.loss(clean, features, valid, self._generator)

@@ -1,8 +1,8 @@
-"""The parts of `rlpd` and `residual`: an ensemble of critics, and a soft actor.
+"""Shared parts of `rlpd` and `residual`: an ensemble of critics, and a soft actor.
 
 SAC (Haarnoja et al. 2018, arXiv 1812.05905) with REDQ's targets (Chen et al. 2021, arXiv
-2101.05982), as in RLPD (Ball et al. 2023, arXiv 2302.02948). Ours, for sparse rewards and short
-episodes: targets are limited to the range that the return can have, and an average of the actor's
+2101.05982), as in RLPD (Ball et al. 2023, arXiv 2302.02948). Our changes for sparse rewards and
+short episodes: targets are clamped to the possible range of returns, and an average of the actor's
 weights is evaluated and deployed.
 """
 
@@ -27,31 +27,30 @@ from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import AlgorithmError, check_range, check_settings
 from robot_rl.learning.algorithms.training import adam, step
 
-# Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
-# 0.002 the 1,000 updates of that phase would leave 14 % of the random initial weights in the
-# average; with this rate it is some 20 updates behind the actor.
+# Averaging rate while the actor is fitted to demonstrations. With an `average_rate` of 0.002, the
+# 1,000 updates of that phase would leave 14 % of the random initial weights in the average. With
+# this rate the average lags about 20 updates behind the actor.
 PRETRAINING_AVERAGE_RATE = 0.05
 
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """Settings of algorithms in which a policy learns from critics."""
+    """Settings of algorithms whose policy learns from critics."""
 
     critic_heads: int  # number of critics E
     critic_hidden: Sequence[int]  # hidden widths of each critic
-    target_heads: int  # heads of the random subset whose minimum is the target; 0 takes all
-    # Smallest and largest possible return, which targets are limited to and critics are scaled by;
-    # None: neither. The learner finds it where a task does not say it.
+    target_heads: int  # heads in the random subset whose minimum is the target; 0 for all
+    # Smallest and largest possible return. Targets are clamped to them and critics scaled by them.
+    # None: neither. If the task does not set them, the learner determines them.
     value_range: Sequence[float] | None
     critic_rate: float  # Adam step size of the critics
     target_rate: float  # Polyak rate τ of the target critics
     actor_rate: float  # Adam step size of the actor
-    average_rate: float  # rate of its average, which is evaluated and deployed
+    average_rate: float  # rate of the actor's average, which is evaluated and deployed
     actor_every: int  # updates per update of the actor
-    # Weight of the imitation loss on the rows of demonstrations and of an operator's interventions;
-    # 0 for none.
+    # Weight of the imitation loss on rows of demonstrations and operator interventions. 0 for none.
     imitation_weight: float
-    # Updates over which that weight falls linearly to 0; 0: it stays; None: the learner finds it.
+    # Updates over which that weight falls linearly to 0. 0: constant. None: set by the learner.
     imitation_updates: int | None
 
     def __post_init__(self) -> None:
@@ -77,7 +76,7 @@ class TemperatureSettings:
     """Settings of the temperature α."""
 
     initial_temperature: float  # α at the start
-    target_entropy: float  # entropy per action column that it aims at
+    target_entropy: float  # target entropy per action column
     temperature_rate: float  # Adam step size of the temperature
 
     def __post_init__(self) -> None:
@@ -91,8 +90,8 @@ class ActorCriticSettings(CriticSettings, TemperatureSettings):
     actor_hidden: Sequence[int]  # hidden widths of the actor
     actor_layer_norm: bool  # LayerNorm in the actor's hidden layers
     initial_log_std: float  # log standard deviation of the actor at the start
-    entropy_in_target: bool  # whether the target has SAC's entropy term, and then no limits
-    imitation_pretraining: bool  # train the actor on the demonstrations in the critic-only phase
+    entropy_in_target: bool  # whether the target has SAC's entropy term; it is then not clamped
+    imitation_pretraining: bool  # train the actor on demonstrations during the critic-only phase
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,10 +99,10 @@ class ActorCriticSettings(CriticSettings, TemperatureSettings):
 
 
 class Critics(nn.Module):
-    """An ensemble of critics of (B, inputs), and the target critics that follow it slowly.
+    """An ensemble of critics of (B, inputs), with slowly updated target critics.
 
-    Values are shares of the range of returns, so that one temperature and one step size fit every
-    scale of rewards. They start near 0, so nothing looks good yet.
+    Values are normalised to the range of returns, so one temperature and one step size fit every
+    reward scale. They start near 0, so nothing looks good at first.
     """
 
     def __init__(self, inputs: int, settings: CriticSettings, generator: torch.Generator) -> None:
@@ -118,7 +117,7 @@ class Critics(nn.Module):
         self._low, self._width = float(low), float(high) - float(low)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Values (E, B) of inputs (B, inputs), whose gradient reaches only the inputs."""
+        """Return values (E, B) of inputs (B, inputs). Gradients flow only to the inputs."""
         self.network.requires_grad_(False)
         values: Tensor = self.network(inputs)
         self.network.requires_grad_(True)
@@ -130,11 +129,11 @@ class Critics(nn.Module):
         self.target.compile(*arguments, **options)
 
     def share(self, returns: Tensor) -> Tensor:
-        """Returns as shares of their range."""
+        """Normalise returns to their range."""
         return (returns - self._low) / self._width
 
     def target_heads(self, generator: torch.Generator) -> Tensor | None:
-        """Draw the heads whose minimum is the target (REDQ, algorithm 1); None where all are."""
+        """Draw the heads whose minimum is the target (REDQ, algorithm 1). None for all heads."""
         every = self.settings.critic_heads
         count = self.settings.target_heads or every
         chosen = torch.randperm(every, generator=generator)[:count]
@@ -143,11 +142,11 @@ class Critics(nn.Module):
     def backup(
         self, reward: Tensor, discount: Tensor, value: Tensor, entropy: Tensor | None = None
     ) -> Tensor:
-        """Y = Σ_{j<m} γ^j r_j + γ^m V(s'), all (B,), as a share of the range.
+        """Y = Σ_{j<m} γ^j r_j + γ^m V(s'), all (B,), normalised to the range of returns.
 
         SAC's target (Haarnoja et al. 2018, eq. 5) over m steps (Sutton and Barto, eq. 7.1). The
-        batch holds the sum, and γ^m, which is 0 after a termination. With an entropy values leave
-        the range, and are not limited to it.
+        batch contains the sum and γ^m, which is 0 after a termination. With an entropy term, values
+        can leave the range and are not clamped.
         """
         if entropy is not None:
             value = value + entropy
@@ -156,9 +155,10 @@ class Critics(nn.Module):
         return self.share(reward + discount * (self._low + self._width * value))
 
     def learn(self, inputs: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Regress every head on targets (B,), and let the target critics follow; gives metrics."""
+        """Regress every head on targets (B,), then update the target critics. Returns metrics."""
         values = self.network(inputs)
-        # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5; a sum, so that each head has its own step size.
+        # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5. A sum, so the step size per head does not depend on
+        # E.
         loss = (values - target).square().mean(1).sum()
         step(self.optimizer, loss)
         self.follow()
@@ -169,12 +169,12 @@ class Critics(nn.Module):
         move_towards(self.target, self.network, self.settings.target_rate)
 
     def mean_return(self, values: Tensor) -> Tensor:
-        """The mean of values (E, B) as a return."""
+        """Return the mean of values (E, B), as a return."""
         return self._low + self._width * values.detach().mean()
 
 
 class SoftActor(nn.Module):
-    """An actor with its temperature, and its average, which is deployed; `rate` is Adam's."""
+    """An actor with its temperature, and its average, which is deployed. `rate` is Adam's."""
 
     def __init__(self, actor: GaussianTanh, rate: float, settings: TemperatureSettings) -> None:
         super().__init__()
@@ -188,11 +188,11 @@ class SoftActor(nn.Module):
         self._first = {name: value.clone() for name, value in self.state_dict().items()}
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """Compile the network that learns."""
+        """Compile the learning network."""
         self.learned.network.compile(*arguments, **options)
 
     def reset(self) -> None:
-        """Go back to the initial weights."""
+        """Reset to the initial weights."""
         self.load_state_dict(self._first)
         self.optimizer.state.clear()
 
@@ -203,9 +203,10 @@ class SoftActor(nn.Module):
         generator: torch.Generator,
         imitation: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Make one update of actor and temperature on features (B, F), and give its metrics.
+        """Update actor and temperature once on features (B, F). Returns metrics.
 
-        `value` gives values (E, B) of the actor's outputs (B, d). `imitation` is added to the loss.
+        `value` returns values (E, B) of the actor's outputs (B, d). `imitation` is added to the
+        loss.
         """
         temperature = self.log_temperature.detach().exp()
         squashed, log_prob = self.learned.sample(features, generator)
@@ -224,14 +225,14 @@ class SoftActor(nn.Module):
         }
 
     def follow(self, rate: float) -> None:
-        """Move the average by `rate` towards the actor."""
+        """Move the average towards the actor by `rate`."""
         move_towards(self.average, self.learned, rate)
 
 
 def imitation_loss(mean: Tensor, action: Tensor, source: npt.NDArray[Any]) -> Tensor:
-    """‖μ(s) − a‖² (B, d) on the rows in which no policy acted (Nair et al. 2018, arXiv 1709.10089).
+    """‖μ(s) − a‖² (B, d) on the rows not from the policy (Nair et al. 2018, arXiv 1709.10089).
 
-    An operator's corrections count too: they show what to do where the policy fails.
+    Operator corrections count too: they show what to do where the policy fails.
     """
     shown = torch.from_numpy(source != SOURCE_POLICY).to(mean)
     errors = (mean - action).square().sum(-1)
@@ -239,9 +240,9 @@ def imitation_loss(mean: Tensor, action: Tensor, source: npt.NDArray[Any]) -> Te
 
 
 def single_step_encoder(base: ChunkPolicy) -> StateEncoder:
-    """An encoder of single observations, with the keys and statistics of the cloned policy.
+    """Create an encoder of single observations with the clone's keys and statistics.
 
-    Under a policy that follows instructions it sees which of them is meant, too.
+    For a policy that follows instructions, it also encodes the instruction.
     """
     normalizer = copy.deepcopy(base.encoder.normalizer)
     if base.conditioned:

@@ -1,4 +1,4 @@
-"""The interface of algorithms, and checks of their settings."""
+"""The algorithm interface, and checks of settings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Batch = Mapping[str, npt.NDArray[Any]]
 
 
 class AlgorithmError(RobotRLError):
-    """A batch, a setting or a training state that does not fit an algorithm."""
+    """A batch, setting or training state that does not fit an algorithm."""
 
 
 class LearningDiverged(RobotRLError):
-    """A loss or a weight is no longer a number; the last checkpoint is from before."""
+    """A loss or weight is no longer finite. The last checkpoint predates this."""
 
 
 _LOWER_RATES = (
@@ -33,7 +33,7 @@ _LOWER_RATES = (
 
 
 def check_finite(name: str, tensor: Tensor, when: str, hint: str = _LOWER_RATES) -> None:
-    """Raise `LearningDiverged` where a loss or weights are no longer numbers."""
+    """Raise `LearningDiverged` if a loss or weights are not finite."""
     total = float(tensor.detach().sum(dtype=torch.float64))
     if not math.isfinite(total):
         raise LearningDiverged(
@@ -42,7 +42,7 @@ def check_finite(name: str, tensor: Tensor, when: str, hint: str = _LOWER_RATES)
 
 
 def check_range(name: str, value: object, low: float, high: float = math.inf) -> None:
-    """Check that a setting is a number from `low` to `high`, or raise an `AlgorithmError`."""
+    """Check that a setting is a number from `low` to `high`. Raise `AlgorithmError` if not."""
     if not (isinstance(value, int | float) and low <= value <= high):
         most = f">= {low:g}" if high == math.inf else f"{low:g} to {high:g}"
         raise AlgorithmError(
@@ -53,35 +53,35 @@ def check_range(name: str, value: object, low: float, high: float = math.inf) ->
 
 
 def check_settings(settings: object, **ranges: float | tuple[float, float]) -> None:
-    """`check_range` of settings by name: the lowest value of each, or the lowest and highest."""
+    """Apply `check_range` to settings by name, given each lowest value or (lowest, highest)."""
     for name, given in ranges.items():
         check_range(
             name, getattr(settings, name), *(given if isinstance(given, tuple) else (given,))
         )
 
 
-LEAST_DISCOUNT = 0.97  # of those that are found in demonstrations
+LEAST_DISCOUNT = 0.97  # lower limit for discounts derived from demonstrations
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When the learner updates, and on what."""
+    """When the learner updates, and on which data."""
 
     warmup_steps: int  # environment steps before updates
-    critic_only_updates: int  # updates of the critics alone when the warm-up ends
+    critic_only_updates: int  # critic-only updates when the warm-up ends
     updates_per_step: int  # update-to-data ratio, enforced
-    batch_size: int  # transitions of an update
-    demonstration_share: float  # share of demonstrations in every batch
-    n_step: int  # steps of a return before it bootstraps
-    discount: float | None  # γ per control step; None: the learner finds it in the demonstrations
-    # In the warm-up the cloned policy acts with noise of this standard deviation; None: what is
-    # about to learn acts itself.
+    batch_size: int  # transitions per update
+    demonstration_share: float  # fraction of demonstrations in every batch
+    n_step: int  # steps of a return before bootstrapping
+    discount: float | None  # γ per control step; None: derived from the demonstrations
+    # Standard deviation of the cloned policy's action noise in the warm-up. None: the policy that
+    # will learn acts itself.
     warmup_noise: float | None
-    hindsight_share: float  # share of every batch towards goals that were reached; see `Hindsight`
-    offline_updates: int = 0  # updates on recorded episodes before anything acts; see `Offline`
+    hindsight_share: float  # fraction of every batch relabelled with reached goals; see `Hindsight`
+    offline_updates: int = 0  # updates on recorded episodes before any policy acts; see `Offline`
 
     def __post_init__(self) -> None:
-        """Check the range of values; `learning.blocks` checks counts of steps and updates."""
+        """Check value ranges. `learning.blocks` checks counts of steps and updates."""
         check_settings(self, batch_size=1, n_step=1, offline_updates=0)
         check_range("warmup_noise", self.warmup_noise or 0.0, 0)
         check_settings(self, demonstration_share=(0, 1), hindsight_share=(0, 1))
@@ -89,11 +89,11 @@ class Schedule:
 
     @property
     def gamma(self) -> float:
-        """The discount γ per control step, which is known once there are demonstrations."""
+        """The discount γ per control step, available once there are demonstrations."""
         return LEAST_DISCOUNT if self.discount is None else self.discount
 
     def sampling(self, fields: Sequence[str], **options: Any) -> SampleSpec:
-        """Batches of these fields, by the schedule; `options` are others of `SampleSpec`."""
+        """Return the spec of batches with these fields. `options` are other `SampleSpec` fields."""
         return SampleSpec(
             tuple(fields),
             batch_size=self.batch_size,
@@ -105,35 +105,35 @@ class Schedule:
 
 
 class Algorithm(Protocol):
-    """A learning method over batches of transitions; `make_algorithm` makes one.
+    """A learning method on batches of transitions, created by `make_algorithm`.
 
-    `required` says what a batch holds: see `SampleSpec`.
+    `required` specifies the contents of a batch. See `SampleSpec`.
     """
 
     schedule: Schedule
     required: SampleSpec
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; batches and saved states stay on the CPU."""
+        """Move computation to a device. Batches and saved states stay on the CPU."""
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update; returns scalar metrics, not yet read back from the device.
+        """Make one update. Returns scalar metrics, still on the device.
 
         Raises:
             AlgorithmError: A required field is missing.
         """
 
     def acting_policy(self) -> Policy:
-        """The policy that explores by sampling, with the present weights."""
+        """Return the policy with the current weights, which explores by sampling."""
 
     def policy(self) -> Policy:
-        """The policy that is evaluated and deployed, by its mean."""
+        """Return the policy to evaluate and deploy, which acts by its mean."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs, random generator included."""
+        """Return everything a resumed run needs, including the random generator."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`.
+        """Restore a `state_dict`.
 
         Raises:
             AlgorithmError: An entry is missing or does not fit.
@@ -142,7 +142,7 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class Correction(Protocol):
-    """An algorithm that corrects the cloned policy, which its own episodes compare it with."""
+    """An algorithm that corrects the cloned policy, and is compared with it on real episodes."""
 
     def reset_actor(self) -> None:
-        """Correct nothing any more, as at the start; the critics are kept."""
+        """Reset the corrections to their initial value of none. The critics are kept."""

@@ -1,4 +1,4 @@
-"""Behaviour cloning of a chunk policy, as Diffusion Policy is trained (Chi et al. 2023)."""
+"""Behaviour cloning of a chunk policy, trained like Diffusion Policy (Chi et al. 2023)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from robot_rl.replay.windows import CHUNK, SampleSpec
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-# Updates between two looks at the loss, each of which waits for the device.
+# Updates between two checks of the loss. Each check waits for the device.
 _LOOK_EVERY = 100
-_BETAS, _WEIGHT_DECAY = (0.95, 0.999), 1e-6  # of AdamW, as Diffusion Policy has them
-_GRADIENT_CLIP = 1.0  # largest norm of the gradient
+_BETAS, _WEIGHT_DECAY = (0.95, 0.999), 1e-6  # for AdamW, as in Diffusion Policy
+_GRADIENT_CLIP = 1.0  # maximum norm of the gradient
 _LOWER_RATE = "lower cloning.learning_rate"
 
 
 @dataclass(frozen=True)
 class CloningOptions:
-    """Constants of the training."""
+    """Training constants."""
 
-    updates: int = 4000  # number of gradient updates; the cosine ends there
+    updates: int = 4000  # number of gradient updates, also the length of the cosine schedule
     batch_size: int = 256  # windows per update
     learning_rate: float = 1e-3  # peak learning rate of AdamW
     warm_up: int = 100  # updates of linear warm-up
-    bf16: bool = False  # compute products in bfloat16; weights, loss and averages stay in float32
+    bf16: bool = False  # matrix products in bfloat16; weights, loss and averages stay in float32
 
 
 class Cloneable(Protocol):
@@ -46,14 +46,14 @@ class Cloneable(Protocol):
 
     @property
     def observation_steps(self) -> int:
-        """Number n of observations that are seen."""
+        """Number n of observations in the input."""
 
     @property
     def cloning_fields(self) -> tuple[str, ...]:
         """Names of the batch columns that `loss` reads."""
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """Give the loss of a batch; all that is random comes from the generator."""
+        """Return the loss of a batch. All random draws use the generator."""
 
 
 Student = TypeVar("Student", bound=nn.Module)
@@ -66,15 +66,15 @@ def fit(
     generator: torch.Generator,
     on_progress: Callable[[int, Tensor], None] = lambda update, loss: None,
 ) -> Student:
-    """AdamW on a policy's own loss; gives the averaged policy, which is the one to deploy.
+    """Train with AdamW on a policy's own loss. Returns the averaged policy, for deployment.
 
-    The policy is an untrained `Cloneable` with fitted normalisers. Those of its parameters that
-    require a gradient are trained, in place. Batches have the columns `Cloneable.cloning_fields`;
-    diffusion steps and noise come from the generator. After every update `on_progress` gets the
-    number of updates made and the loss.
+    The policy is an untrained `Cloneable` with fitted normalisers. Its parameters that require a
+    gradient are trained in place. Batches have the columns `Cloneable.cloning_fields`. Diffusion
+    steps and noise come from the generator. After every update `on_progress` receives the number of
+    updates made and the loss.
 
     Raises:
-        LearningDiverged: A loss or weight is no longer a number.
+        LearningDiverged: A loss or weight is not finite.
     """
     cloneable, average = cast("Cloneable", policy), EMA(policy)
     parameters = [p for p in policy.parameters() if p.requires_grad]
@@ -107,11 +107,11 @@ def windows(
     rng: np.random.Generator,
     turning: Turning | None = None,
 ) -> Callable[[], Arrays]:
-    """Make a function that draws batches of B windows for a `Cloneable` policy.
+    """Create a function that draws batches of B windows for a `Cloneable` policy.
 
-    With n = `observation_steps` and H = `horizon`, observations are (B, n, ...), "action" is
-    (B, H, d), and "valid" (B, H) is false behind the episode's last action, which is repeated there
-    as in Diffusion Policy; other columns are those of the row itself. Rows are turned by `turning`.
+    With n = `observation_steps` and H = `horizon`, observations are (B, n, ...), "action" is (B, H,
+    d), and "valid" (B, H) is false after the episode's last action, which is repeated there as in
+    Diffusion Policy. Other columns are those of the current row. `turning` transforms the rows.
 
     Raises:
         ReplayError: A column is missing.

@@ -1,6 +1,6 @@
-"""The base of algorithms that improve a generative policy: the policy, and its average.
+"""Base class of algorithms that improve a generative policy: the policy and its average.
 
-Chunk critics judge the first E actions of a chunk, Q(s, a_t … a_{t+E-1}), as Q-chunking does (Li
+Chunk critics evaluate the first E actions of a chunk, Q(s, a_t … a_{t+E-1}), as in Q-chunking (Li
 et al. 2025, arXiv 2507.07969).
 """
 
@@ -35,9 +35,9 @@ from robot_rl.replay.windows import CHUNK
 class GenerativeSettings(CriticSettings):
     """Settings of the policy and its critics."""
 
-    executed_steps: int  # actions E of a chunk that are executed, which the critics judge
-    learning_steps: int  # transitions K of the process where learning draws from the policy
-    exploration_std: float  # least standard deviation of each transition while it explores
+    executed_steps: int  # executed actions E of a chunk, which the critics evaluate
+    learning_steps: int  # transitions K of the process when learning samples from the policy
+    exploration_std: float  # minimum standard deviation of each transition during exploration
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,25 +45,25 @@ class GenerativeSettings(CriticSettings):
 
 
 class Encoded(NamedTuple):
-    """A batch with its observations encoded, for critics and policy."""
+    """A batch with encoded observations, for critics and policy."""
 
-    features: Tensor  # (B, F) of the observations
-    executed: Tensor  # (B, E, d), the first actions of the chunk that was executed
-    next_features: Tensor  # (B, F) of the next observations
+    features: Tensor  # (B, F) encoded observations
+    executed: Tensor  # (B, E, d) first actions of the executed chunk
+    next_features: Tensor  # (B, F) encoded next observations
     reward: Tensor  # (B,) Σ γ^j r
     discount: Tensor  # (B,) γ^m; 0 after a termination
 
 
 class Generative(Training):
-    """Training of a copy of the cloned policy; an algorithm has an `update` of its own.
+    """Trains a copy of the cloned policy. Each algorithm defines its own `update`.
 
     Attributes:
-        learned: The policy as it learns.
+        learned: The policy being trained.
         average: Its average, which is evaluated and deployed.
-        fast: The average with `learning_steps` transitions: what learning draws from.
+        fast: The average with `learning_steps` transitions, from which learning samples.
 
     Raises:
-        AlgorithmError: The policy is not `generative`, or has shorter chunks.
+        AlgorithmError: The policy is not `generative`, or its chunks are too short.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Generative(Training):
         )
 
     def chunk_critics(self, columns: int | None = None) -> Critics:
-        """Critics of encoded observations and of E executed actions, or so many other columns."""
+        """Create critics of encoded observations and E executed actions (or `columns` instead)."""
         executed = self.settings.executed_steps * self._base.action_dimension
         width = self._base.encoder.features + (executed if columns is None else columns)
         critics = Critics(width, self.settings, self._generator)
@@ -120,25 +120,25 @@ class Generative(Training):
 
     @property
     def turn(self) -> int | None:
-        """Which update of the policy this is, from 0; None where only the critics learn."""
+        """Index of this policy update, from 0. None if only the critics learn."""
         paid = self.updates - self.schedule.critic_only_updates
         if paid <= 0 or paid % self.settings.actor_every:
             return None
         return paid // self.settings.actor_every - 1
 
     def drawn(self, features: Tensor) -> Tensor:
-        """Chunks (B, H, d) of the averaged policy for encoded observations (B, F), quickly."""
+        """Sample chunks (B, H, d) of `fast` for encoded observations (B, F)."""
         shape = (len(features), *self.fast.noise_shape)
         return self.fast.chunks(features, standard_normal(shape, features, self._generator))
 
     def cloning_loss(self, batch: Batch, features: Tensor, weight: Tensor) -> Tensor:
-        """The imitation loss of the chunks that were executed, each by its weight (B,)."""
+        """Return the imitation loss of the executed chunks, weighted by (B,)."""
         valid = self.tensor(batch[f"{CHUNK}valid"]) * weight[:, None]
         actions = self.learned.action_normalizer.normalize(self.tensor(batch[f"{CHUNK}action"]))
         return self.learned.process.loss(actions, features, valid, self._generator)
 
     def step_imitating(self, batch: Batch, features: Tensor, loss: Tensor) -> None:
-        """A step of the policy on a loss, plus the weighted imitation of people's actions."""
+        """Step the policy on a loss plus the weighted imitation of human actions."""
         settings, done = self.settings, self.updates - self.schedule.critic_only_updates
         weight = falling(settings.imitation_weight, settings.imitation_updates, done)
         if weight > 0:
@@ -152,7 +152,7 @@ class Generative(Training):
         move_towards(self.average, self.learned, self.settings.average_rate)
 
     def acting_policy(self) -> Policy:
-        """The learning policy, which explores by the standard deviation of each transition."""
+        """Return the learning policy, which explores by each transition's standard deviation."""
         parts = copy.deepcopy(self.learned)
         acting = DiffusionPolicy(
             parts.encoder, parts.process, parts.action_normalizer, self.settings.exploration_std
@@ -160,7 +160,7 @@ class Generative(Training):
         return FallbackPolicy(acting, self._base)
 
     def policy(self) -> Policy:
-        """The averaged policy, which acts like the cloned one."""
+        """Return the averaged policy, which acts like the cloned one."""
         return FallbackPolicy(copy.deepcopy(self.average), self._base)
 
     def reset_actor(self) -> None:
@@ -168,10 +168,10 @@ class Generative(Training):
         self.restart(self._base)
 
     def restart(self, policy: Policy) -> None:
-        """Go on from another policy of the same shape; the critics are kept.
+        """Continue from another policy of the same shape. The critics are kept.
 
         Raises:
-            AlgorithmError: It is of another shape.
+            AlgorithmError: The policy has a different shape.
         """
         try:
             for mine in (self.learned, self.average):
@@ -184,7 +184,7 @@ class Generative(Training):
 
 
 def generative(policy: ChunkPolicy) -> DiffusionPolicy:
-    """The policy itself, or an `AlgorithmError` where it has no generative process."""
+    """Return the policy. Raise `AlgorithmError` if it has no generative process."""
     if not isinstance(policy, DiffusionPolicy):
         raise AlgorithmError(
             "only a generative policy can be improved itself",
@@ -196,5 +196,5 @@ def generative(policy: ChunkPolicy) -> DiffusionPolicy:
 
 
 def critic_input(features: Tensor, executed: Tensor) -> Tensor:
-    """Join encoded observations (B, F) and executed actions (B, E, d) for the critics."""
+    """Concatenate encoded observations (B, F) and executed actions (B, E, d) for the critics."""
     return torch.cat([features, executed.flatten(1)], -1)

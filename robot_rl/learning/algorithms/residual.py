@@ -1,7 +1,7 @@
-"""`residual`: a per-step correction of the frozen diffusion policy's chunks, learned off-policy.
+"""`residual`: learn a per-step correction of the frozen policy's chunks, off-policy.
 
-After ResFiT (Ankile et al. 2025, "Residual Off-Policy RL for Finetuning Behavior Cloning
-Policies", arXiv 2509.19301), with soft actor-critic settings that learn within thousands of steps.
+After ResFiT (Ankile et al. 2025, "Residual Off-Policy RL for Finetuning Behavior Cloning Policies",
+arXiv 2509.19301), with soft actor-critic settings that learn within thousands of steps.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _COLUMNS = ("action", "reward", "discount", "base_action", "next/base_action")
 
 
 class Residual(Training):
-    """The actor corrects the base's proposal; actor and critics see that proposal.
+    """The actor corrects the base policy's proposal, which actor and critics observe.
 
-    The correction acts only where the critics prefer it to the proposal itself, as in IBRL (Hu et
-    al. 2023, arXiv 2311.02198). Episodes on the robot show whether the whole is better than the
-    clone: see `robot_rl.learning.online_comparison`. `scale` is the largest correction, in action
+    The correction is applied only if the critics prefer it to the proposal itself, as in IBRL (Hu
+    et al. 2023, arXiv 2311.02198). Episodes on the robot show whether the combination beats the
+    clone; see `robot_rl.learning.online_comparison`. `scale` is the maximum correction, in action
     units.
     """
 
@@ -60,7 +60,7 @@ class Residual(Training):
             settings.actor_hidden,
             generator=seeded(seed + 1),
             layer_norm=settings.actor_layer_norm,
-            zero_last_layer=True,  # at first it corrects nothing
+            zero_last_layer=True,  # no correction at first
             initial_log_std=settings.initial_log_std,
         )
         self.actor = SoftActor(actor, settings.actor_rate, settings)
@@ -72,7 +72,7 @@ class Residual(Training):
         self.required = schedule.sampling([*self.encoder.keys, "base_action", "action"])
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update of the critics and, in its turn, of actor and temperature.
+        """Update the critics and, when due, actor and temperature.
 
         Raises:
             AlgorithmError: The batch lacks a required field.
@@ -86,8 +86,8 @@ class Residual(Training):
         state = torch.cat([features, base], -1)
         next_state = torch.cat([next_features, next_base], -1)
 
-        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads. a' is what would be
-        # executed: the base's proposal, or with a correction that is preferred to it (IBRL).
+        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads. a' is the action that
+        # would be executed: the base's proposal, or the corrected action if preferred to it (IBRL).
         with torch.no_grad():
             entropy = None
             if settings.entropy_in_target:
@@ -112,7 +112,7 @@ class Residual(Training):
             return metrics | {"imitation_loss": loss.detach()}
         if done <= 0 or self.updates % settings.actor_every:
             return metrics
-        # λ · imitation, with a λ that decays as in DAPG (Rajeswaran et al. 2018), but linearly.
+        # λ · imitation, where λ decays as in DAPG (Rajeswaran et al. 2018), but linearly.
         weight = falling(settings.imitation_weight, settings.imitation_updates, done)
         imitation = None
         if weight > 0.0:
@@ -128,11 +128,11 @@ class Residual(Training):
         return metrics
 
     def acting_policy(self) -> Policy:
-        """The policy with the learning actor: with its average, exploration would come later."""
+        """Return the policy with the learning actor. Its average would delay exploration."""
         return self._corrected(self.actor.learned)
 
     def policy(self) -> Policy:
-        """The policy with the averaged actor."""
+        """Return the policy with the averaged actor."""
         return self._corrected(self.actor.average)
 
     def reset_actor(self) -> None:

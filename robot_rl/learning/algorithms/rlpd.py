@@ -1,9 +1,9 @@
-"""`rlpd`: a tanh-Gaussian actor trained off-policy, half of each batch demonstrations.
+"""`rlpd`: train a tanh-Gaussian actor off-policy, with half of each batch from demonstrations.
 
 Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data", arXiv 2302.02948.
-It differs from the paper by its defaults: returns of several steps, no entropy in the target, 6
-heads, targets inside `value_range`, and an averaged actor that is evaluated. docs/policies.md says
-why. `algorithm=rlpd_pretrained` and `algorithm=sac` are this class with other settings.
+The defaults differ from the paper: n-step returns, no entropy in the target, 6 critic
+heads, targets clamped to `value_range`, and evaluation of an averaged actor. docs/policies.md
+explains why. `algorithm=rlpd_pretrained` and `algorithm=sac` are this class with other settings.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from robot_rl.learning.algorithms.training import Training, check_batch, encoded
 
 
 class RLPD(Training):
-    """The actor chooses the action itself; the cloned policy `base` only collects the warm-up.
+    """The actor chooses the action itself. The cloned policy `base` only collects the warm-up.
 
-    The seed is that of weights and draws. The actor controls all columns of the action, or
-    the given number of `columns`.
+    `seed` seeds weights and draws. The actor controls all action columns, or `columns` of them.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class RLPD(Training):
         self.required = schedule.sampling([*self.encoder.keys, "action"])
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update of the critics and, in its turn, of actor and temperature: algorithm 1.
+        """Update the critics and, when due, actor and temperature (algorithm 1).
 
         Raises:
             AlgorithmError: The batch lacks a required field.
@@ -78,8 +77,8 @@ class RLPD(Training):
         action, reward, discount = (self.tensor(batch[name]) for name in names)
         state, next_state = encoded(self.encoder, batch)
 
-        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, a' ~ π(s'); with
-        # `entropy_in_target` less α log π(a'|s') (SAC, eq. 3).
+        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, a' ~ π(s'). With
+        # `entropy_in_target`, minus α log π(a'|s') (SAC, eq. 3).
         with torch.no_grad():
             entropy = None
             if settings.entropy_in_target:
@@ -96,9 +95,9 @@ class RLPD(Training):
     def update_actor(
         self, state: Tensor, action: Tensor, source: npt.NDArray[Any]
     ) -> dict[str, Tensor]:
-        """The actor's half of an update, at encoded states (B, F); gives its metrics.
+        """Update the actor at encoded states (B, F), when due. Returns its metrics.
 
-        `action` (B, d) is what `source` (B,) did there.
+        `action` (B, d) is the action that `source` (B,) took there.
         """
         settings, actor, critics = self.settings, self.actor, self.critics
         done = self.updates - self.schedule.critic_only_updates
@@ -109,7 +108,7 @@ class RLPD(Training):
             return {"imitation_loss": loss.detach()}
         if done <= 0 or self.updates % settings.actor_every:
             return {}
-        # λ · imitation, with a λ that decays as in DAPG (Rajeswaran et al. 2018), but linearly.
+        # λ · imitation, where λ decays as in DAPG (Rajeswaran et al. 2018), but linearly.
         weight = falling(settings.imitation_weight, settings.imitation_updates, done)
         imitation = None
         if weight > 0.0:
@@ -124,9 +123,9 @@ class RLPD(Training):
         return metrics
 
     def acting_policy(self) -> Policy:
-        """The policy with the learning actor: with its average, exploration would come later."""
+        """Return the policy with the learning actor. Its average would delay exploration."""
         return GaussianPolicy(*copy.deepcopy((self.encoder, self.actor.learned)))
 
     def policy(self) -> Policy:
-        """The policy with the averaged actor."""
+        """Return the policy with the averaged actor."""
         return GaussianPolicy(*copy.deepcopy((self.encoder, self.actor.average)))

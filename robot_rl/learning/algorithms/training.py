@@ -1,4 +1,4 @@
-"""The training state of every algorithm: networks, optimisers, a counter and a generator."""
+"""Training state shared by all algorithms: networks, optimisers, a counter and a generator."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
 class Training:
     """Networks that learn on a device, with a state that can be saved and loaded.
 
-    The seed is that of all draws.
+    `seed` seeds all draws.
 
     Attributes:
         updates: Number of updates made.
-        device: Where the networks are.
-        modules: Modules that change in training, by their name in the state.
-        optimizers: Their optimisers, likewise.
-        beside: Further modules that move to the device, but are not part of the state.
+        device: Device of the networks.
+        modules: Trained modules by their name in the state.
+        optimizers: Their optimisers by name.
+        beside: Other modules that move to the device but are not part of the state.
     """
 
     def __init__(self, seed: int) -> None:
@@ -37,7 +37,7 @@ class Training:
         self._generator = seeded(seed)
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
+        """Move to a device. Call it before the first update or `load_state_dict`."""
         self.device = device
         for module in (*self.beside, *self.modules.values()):
             module.to(device)
@@ -45,18 +45,18 @@ class Training:
             module.compile()
 
     def tensor(self, column: npt.NDArray[Any]) -> Tensor:
-        """A column of a batch on the device."""
+        """Return a batch column as a tensor on the device."""
         return to_device(torch.from_numpy(column), self.device)
 
     def _trained(self) -> Iterator[tuple[str, torch.optim.Optimizer, Tensor]]:
-        """Each trained parameter with its optimiser, and the prefix of its optimiser state."""
+        """Yield each trained parameter with its optimiser and the prefix of its optimiser state."""
         for name, optimizer in self.optimizers.items():
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for index, parameter in enumerate(parameters):
                 yield f"optimizer/{name}/{index}/", optimizer, parameter
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Networks, optimisers, counter and generator, as flat named tensors."""
+        """Return networks, optimisers, counter and generator as flat named tensors."""
         state = {
             "updates": torch.tensor(self.updates),
             "generator": self._generator.get_state(),
@@ -66,14 +66,15 @@ class Training:
         for prefix, optimizer, parameter in self._trained():
             known = optimizer.state.get(parameter, {})
             state |= {prefix + key: value for key, value in known.items()}
-        # Copies: training may go on while the state is kept.
+        # Copy, since training may continue while the caller still uses the state.
         return {key: value.detach().clone().contiguous().cpu() for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue exactly where `state_dict` was taken.
+        """Restore a `state_dict` exactly.
 
         Raises:
-            AlgorithmError: An entry is missing or does not fit; make a new algorithm then.
+            AlgorithmError: An entry is missing or does not fit. Create a new algorithm in this
+                case.
         """
         try:
             self.updates = int(state["updates"])
@@ -93,13 +94,13 @@ class Training:
 
 @torch.no_grad()
 def encoded(encoder: StateEncoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Encode the observations of a batch, and the next ones: (B, features) each."""
+    """Encode a batch's observations and next observations, (B, features) each."""
     following = {name: batch[f"{NEXT}{name}"] for name in encoder.keys}
     return encoder(batch), encoder(following)
 
 
 def check_batch(batch: Batch, spec: SampleSpec) -> None:
-    """Check that a batch has every column of a spec; an `AlgorithmError` names a missing one."""
+    """Check that a batch has every column of a spec. `AlgorithmError` names a missing one."""
     returns = ("return", "return/valid") if spec.returns else ()
     required = ["reward", "discount", "source", *returns]
     for prefix, names, chunked in spec.sides:
@@ -113,7 +114,7 @@ def check_batch(batch: Batch, spec: SampleSpec) -> None:
 
 
 def means(found: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each metric over the updates that gave it."""
+    """Return the mean of each metric over the updates that reported it."""
     values: dict[str, list[Tensor]] = {}
     for metrics in found:
         for name, value in metrics.items():
@@ -122,7 +123,7 @@ def means(found: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def finite_means(found: Iterable[Mapping[str, Tensor]], when: str) -> dict[str, float]:
-    """As `means`, read back from the device; `LearningDiverged` where one is not finite."""
+    """Like `means`, but on the CPU. Raise `LearningDiverged` if one is not finite."""
     metrics = means(found)
     for name, mean in metrics.items():
         check_finite(name, mean, when)
@@ -130,22 +131,22 @@ def finite_means(found: Iterable[Mapping[str, Tensor]], when: str) -> dict[str, 
 
 
 def falling(weight: float, updates: int | None, done: int) -> float:
-    """A weight that falls linearly to 0 over some updates, of which so many are done.
+    """Return a weight that falls linearly to 0 over `updates`, after `done` of them.
 
-    Without a number of them it stays.
+    Without `updates` it is constant.
     """
     return weight * max(0.0, 1.0 - done / updates) if updates else weight
 
 
 def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
-    """Adam over groups of parameters with a step size each."""
+    """Create Adam over parameter groups, each with its own step size."""
     return torch.optim.Adam(
         [{"params": list(parameters), "lr": rate} for parameters, rate in groups], fused=True
     )
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> None:
-    """Make one step of an optimiser on a loss, with a gradient of a norm of at most `clip`."""
+    """Make one optimiser step on a loss, with the gradient norm clipped to `clip`."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     if clip is not None:

@@ -1,1 +1,1 @@
-"""The stages of recipes, one a file: see `robot_rl.learning.recipe`."""
+"""The stages of recipes, one per file. See `robot_rl.learning.recipe`."""

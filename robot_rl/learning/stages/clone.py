@@ -1,4 +1,4 @@
-"""The demonstrations, cloned into a policy."""
+"""Stage `Clone`: behaviour cloning of the demonstrations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POSE = "state/tcp_pose"  # an image encoder learns motion from it
 
 
 class Clone(Stage):
-    """Clones the demonstrations; with cameras on the features that replay will keep."""
+    """Clones the demonstrations. With cameras, it uses the same features as replay."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -47,12 +47,12 @@ class Clone(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """With cameras their encoder too."""
+        """Return the demonstrations, and with cameras their encoder."""
         compute_device(self.settings.device)
         return (DEMONSTRATIONS, VISION) if self.settings.sees else (DEMONSTRATIONS,)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as there is a cloned policy."""
+        """Return whether a cloned policy exists."""
         return run.has_folder(CLONED)
 
     def run(self, bench: Workbench) -> None:
@@ -71,15 +71,16 @@ def clone(
     before: ChunkPolicy | None = None,
     left_out: npt.NDArray[np.bool_] | None = None,
 ) -> Behaviour:
-    """Train a policy on the successful episodes of some datasets, but for rows (n,) `left_out`.
+    """Train a policy on the successful episodes of some datasets, without rows `left_out` (n,).
 
-    With a trained image encoder as `vision` the policy sees its features. The generator gives the
-    initial weights; or training starts from a policy `before` and keeps its normalisers.
+    With a trained image encoder as `vision`, the policy uses its features. The generator draws the
+    initial weights. With a policy `before`, training starts from its weights and normalisers
+    instead.
     """
     torch.set_num_threads(1)
     settings, schema = bench.settings, datasets[0].schema
     states = observed_widths(settings.environment, schema)
-    # Cameras that the policy itself looks at, with an image encoder of its own.
+    # Cameras that the policy reads through its own image encoder.
     cameras = [f"images/{name}" for name in settings.policy.get("cameras", ())]
     fields = (*states, *cameras, INSTRUCTION, "action")
     rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True, left_out=left_out)
@@ -110,7 +111,7 @@ def fit_with_progress(
     words: str,
     turning: Turning | None = None,
 ) -> Student:
-    """`fit` a student to windows of the rows and show the progress; all draws use the seed."""
+    """`fit` a student to windows of the rows and show progress. All draws use the seed."""
     sample = windows(student, rows, options.batch_size, np.random.default_rng(seed), turning)
     draws = torch.Generator().manual_seed(seed)
     with WorkProgress(options.updates, f"{words} updates") as progress:
@@ -119,19 +120,19 @@ def fit_with_progress(
 
 
 def save_cloned(bench: Workbench, behaviour: Behaviour) -> None:
-    """Write the cloned policy of a run, unless something builds on an earlier one."""
-    check_unused(bench.run, bench.settings.dataset)  # by a learner that was started meanwhile
+    """Write the cloned policy of a run, unless an earlier one is in use."""
+    check_unused(bench.run, bench.settings.dataset)  # by a learner started in the meantime
     bench.checkpoint(CLONED, behaviour)
 
 
 def check_unused(run: RunDirectory, dataset: str | None) -> None:
-    """Check that nothing builds on a policy that the run has cloned before.
+    """Check that the run's previous cloned policy is not in use.
 
-    Rows in its store hold that policy's proposals and the features of its image encoder, and
-    actors may use its weights.
+    Rows in the store hold that policy's proposals and its image encoder's features, and actors may
+    run its weights.
 
     Raises:
-        RobotRLError: Something builds on it.
+        RobotRLError: The policy is in use.
     """
     word = f"dataset={dataset or run.demonstrations}"
     hint = f"clone into a new run: {in_shell('robot-rl', 'pretrain', word)}"
@@ -148,7 +149,7 @@ def check_unused(run: RunDirectory, dataset: str | None) -> None:
 def untrained(
     settings: Settings, rows: EpisodeRows, keys: dict[str, int], generator: torch.Generator
 ) -> ChunkPolicy:
-    """Make the configured policy with normalisers fitted on the rows that have an action."""
+    """Create the configured policy, with normalisers fitted on the rows that have an action."""
     images = {n: column[:1] for n, column in rows.arrays.items() if n.startswith("images/")}
     identity = [name for name in keys if name == FEATURES]
     names = [name for name in (*keys, "action") if name != FEATURES]
@@ -163,7 +164,7 @@ def untrained(
 def make_image_encoder(
     observation: Part, schema: RowSchema, generator: torch.Generator
 ) -> ImageEncoder:
-    """Make the image encoder of `observation`, untrained, for a schema's cameras or point clouds.
+    """Create an untrained `observation` image encoder for a schema's cameras or point clouds.
 
     With a `motion_weight` of 0 it does not estimate the remaining motion.
     """
@@ -184,7 +185,7 @@ def make_image_encoder(
 def behaviour_of(
     policy: ChunkPolicy, schema: RowSchema, execute_steps: int, vision: ImageEncoder | None = None
 ) -> Behaviour:
-    """Make the behaviour of a policy that was trained on rows of this schema."""
+    """Create the behaviour of a policy trained on rows of this schema."""
     return Behaviour(
         policy,
         Interface(schema.task, schema.control_rate_hz, schema.action_names),
@@ -194,12 +195,12 @@ def behaviour_of(
 
 
 def check_networks(settings: Settings) -> PolicyInputs:
-    """Make the policy and the algorithm once, for rows of zeros, before anything is recorded.
+    """Create the policy and the algorithm once, for rows of zeros, before any recording starts.
 
     Returns the inputs of the policy.
 
     Raises:
-        RobotRLError: The configuration cannot make one of them, or it does not fit the symmetry.
+        RobotRLError: The configuration is invalid for one of them, or does not fit the symmetry.
     """
     behaviour, schema, inputs = _tried_policy(settings)
     with torch.random.fork_rng(devices=[]):
@@ -211,16 +212,16 @@ def check_networks(settings: Settings) -> PolicyInputs:
 
 
 def check_policy(settings: Settings) -> PolicyInputs:
-    """As `check_networks`, of the policy alone."""
+    """Like `check_networks`, but only for the policy."""
     return _tried_policy(settings)[2]
 
 
 def _tried_policy(settings: Settings) -> tuple[Behaviour, RowSchema, PolicyInputs]:
-    """The policy for rows of zeros, their schema, and the policy's inputs.
+    """Return the policy for rows of zeros, their schema, and the policy's inputs.
 
-    Raises `RobotRLError` if `observation` has cameras and the policy looks at none of them. It may
-    have them to store pictures; but not on a robot whose own pictures are stored anyway, nor if the
-    policy loses the poses of objects for them.
+    Raises `RobotRLError` if `observation` has cameras but the policy uses none of them. Cameras
+    only for storing images are allowed, unless the robot's own images are stored anyway or the
+    cameras replace the object poses in the policy's input.
     """
     with closing(make_env(settings.environment)) as env:
         schema, own_pictures = env.schema, isinstance(env.robot, GymRobot)
@@ -240,7 +241,7 @@ def _tried_policy(settings: Settings) -> tuple[Behaviour, RowSchema, PolicyInput
 
 
 def for_zeros(settings: Settings, schema: RowSchema) -> Behaviour:
-    """Make the configured policy, untrained and for rows of zeros."""
+    """Create the configured policy, untrained, for rows of zeros."""
     arrays = {f.name: np.zeros((2, *f.shape), f.dtype) for f in schema.fields}
     generator, vision = torch.Generator().manual_seed(0), None
     if settings.sees:

@@ -1,4 +1,4 @@
-"""Demonstrations, by the task's scripted expert or by a person."""
+"""Stage `Collect`: demonstrations by the task's scripted expert or by a person."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _MOST_ATTEMPTS = 100_000
 class Collect(Stage):
     """Records demonstrations until the configured number has succeeded.
 
-    The task's scripted expert drives, whose failures are not kept; or with a device of `teleop` a
-    person, whose failures may be kept apart. The configured reward judges.
+    The task's scripted expert drives, and its failures are discarded. With a `teleop` device a
+    person drives, whose failures can be stored separately. The configured reward decides success.
 
-    A recording that was interrupted goes on where it stopped: the episodes are numbered, and
-    their seeds follow from the run's seed and their number.
+    An interrupted recording resumes where it stopped. Episodes are numbered, and their seeds follow
+    from the run's seed and their number.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -47,12 +47,12 @@ class Collect(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """No artifact, but an expert or a person who demonstrates, and a judge of success."""
+        """Return no artifacts. Raise if there is no expert or operator, or no judge of success."""
         environment, choices = self.settings.environment, self.settings.choices
         if environment.teleop.device is not None:
             return ()
         check_expert(environment)
-        # Nobody watches a scripted expert.
+        # A scripted expert runs unattended, so no person can judge success.
         if make_source(environment).version == HUMAN_VERSION:
             raise ConfigError(
                 "nobody says whether the scripted expert has succeeded",
@@ -63,12 +63,12 @@ class Collect(Stage):
         return ()
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as there are enough, or a policy was cloned from them."""
+        """Return whether there are enough demonstrations, or a policy was cloned from them."""
         path, count = run.demonstrations, self.settings.demonstrations
         return path.exists() and (run.has_folder(CLONED) or len(EpisodeDataset(path)) >= count)
 
     def run(self, bench: Workbench) -> None:
-        """Record the missing demonstrations; earlier ones are kept in any case."""
+        """Record the missing demonstrations. Earlier ones are always kept."""
         settings, run = self.settings, bench.run
         with WorkProgress(settings.demonstrations, "demonstrations") as progress:
             progress.phase("collecting")
@@ -126,9 +126,9 @@ def _collect(settings: Settings, run: RunDirectory, progress: WorkProgress) -> N
 def attempts_after(
     recorded: Array, run_seed: int, stream: SeedStream = SeedStream.DEMONSTRATIONS
 ) -> tuple[int, Iterator[int]]:
-    """Number of the attempt after the last recorded seed, and the seeds from there on.
+    """Return the number of the attempt after the last recorded seed, and the seeds from there on.
 
-    `DatasetError` where that seed is not one of this run.
+    Raise `DatasetError` if that seed does not belong to this run.
     """
 
     def seeds(first: int) -> Iterator[int]:
@@ -153,12 +153,12 @@ _SPACE_SECONDS = 5.0
 
 
 class TeleoperatedSession:
-    """Records one demonstration after the other, with the operator's keys between them.
+    """Records demonstrations one after another, with operator keys in between.
 
-    An episode is written when the next one begins, or at the end: until then `undo` drops it. If
-    the disk is full it waits for space. The settings' `teleop` says how the person drives, their
-    `recording` how episodes begin and whether failed ones are kept, as examples of failure; the
-    run's console can be used beside the device.
+    An episode is written when the next one starts, or at the end. Until then `undo` discards it. If
+    the disk is full, recording waits for space. The settings' `teleop` specifies how the person
+    drives. Their `recording` specifies how episodes start and whether failures are stored as
+    failure examples. The run's console works alongside the device.
     """
 
     def __init__(self, settings: Settings, run: RunDirectory, progress: WorkProgress) -> None:
@@ -178,12 +178,12 @@ class TeleoperatedSession:
                 self._failures = opened.enter_context(EpisodeWriter(run.failures, schema, facts))
             self._opened = opened.pop_all()
         self._pending: EpisodeResult | None = None
-        self._waiting_for = ""  # as it was said last
+        self._waiting_for = ""  # last message shown
 
     def record(self, count: int, seeds: Iterator[int]) -> None:
-        """Record until so many demonstrations have succeeded, those of earlier sessions included.
+        """Record until `count` demonstrations have succeeded, including those of earlier sessions.
 
-        `seeds` are those of the next episodes.
+        `seeds` yields the seeds of the next episodes.
         """
         try:
             for number in itertools.count(1):
@@ -192,7 +192,7 @@ class TeleoperatedSession:
                     break
                 self.wait_for_start(number)
                 while not self._committed():
-                    # The person who makes room may stand at the robot: wait for `start` again.
+                    # The person freeing disk space may be at the robot, so wait for `start` again.
                     time.sleep(_RETRY_SECONDS)
                     self.wait_for_start(number)
                 acted = rollout(
@@ -210,11 +210,11 @@ class TeleoperatedSession:
                     self._pending = result if kept else None
                 self._tell(number, result)
         finally:
-            while not self._committed():  # another Ctrl-C gives it up
+            while not self._committed():  # another Ctrl-C discards it
                 time.sleep(_SPACE_SECONDS)
 
     def close(self) -> None:
-        """Release robot, device and files."""
+        """Close the robot, device and files."""
         self._opened.close()
 
     @property
@@ -234,7 +234,7 @@ class TeleoperatedSession:
         )
 
     def wait_for_start(self, number: int) -> None:
-        """Count down, then wait until the operator says `start` or moves the device."""
+        """Count down, then wait until the operator gives `start` or moves the device."""
         self._waiting_for = ""
         begins = time.monotonic() + self._options.countdown_s
         while True:
@@ -250,7 +250,7 @@ class TeleoperatedSession:
             counting, halted = time.monotonic() < begins, self._session.operator.waiting()
             asked = OperatorEvent.START in said.events or said.moving
             if halted or not (counting or asked):
-                # Somebody who moves a leader arm may just bring it near the robot.
+                # A person moving a leader arm may only be bringing it near the robot's pose.
                 moves = (
                     ""
                     if joint_columns(self._session.schema.action_names)
@@ -262,7 +262,7 @@ class TeleoperatedSession:
             time.sleep(_POLL_SECONDS)
 
     def _tell_waiting(self, reason: str) -> None:
-        """Say what an episode waits for, once."""
+        """Show once what the episode is waiting for."""
         if reason != self._waiting_for:
             self._waiting_for = reason
             self._session.say_waiting(reason, self._progress.note)
@@ -296,14 +296,14 @@ class TeleoperatedSession:
         self._progress.update(self._successes)
 
     def _committed(self) -> bool:
-        """Write the last episode, which can then no longer be undone, unless the disk is full."""
+        """Write the last episode, which can then no longer be undone. False if the disk is full."""
         result = self._pending
         if result is None:
             return True
         chosen = self._writer if result.success else self._failures
         assert chosen is not None, "an episode that is not kept is not pending"
         try:
-            with deferred_signals():  # or it would be written again
+            with deferred_signals():  # or it would be written twice
                 result.keep(chosen, SOURCE_DEMONSTRATION)
                 self._pending = None
         except StorageFull as problem:

@@ -1,4 +1,4 @@
-"""Frames that show success and frames that do not, for a classifier."""
+"""Stage `CollectReward`: success and failure frames for training a classifier."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from robot_rl.rewards.examples import (
 )
 from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory
 
-_MOST_DROPPED = 200  # episodes in a row
-_WANDERING = "normal", 0.3  # exploration of a policy that is to fail
+_MOST_DROPPED = 200  # consecutive episodes
+_WANDERING = "normal", 0.3  # exploration noise for a policy that should fail
 
 
 class CollectReward(Stage):
-    """Records frames of success and of failure, by the task's expert or labelled by an operator."""
+    """Records success and failure frames, by the task's expert or labelled by an operator."""
 
     makes = (EXAMPLES,)
 
     @property
     def needs(self) -> Sequence[str]:
-        """No artifact, but a driver: a person, the scripted expert or the policy of the run."""
+        """Return no artifacts. Raise if there is no person, scripted expert or policy to drive."""
         run, environment = self.settings.run, self.settings.environment
         task, teleop = environment.task, environment.teleop
         drives = teleop.device is not None or task.expert is not None
@@ -89,14 +89,14 @@ class CollectReward(Stage):
 def collect_by_expert(
     config: DictConfig, run: RunDirectory, progress: WorkProgress
 ) -> EpisodeDataset:
-    """Record episodes of the task's expert that succeed, then episodes of all that fail.
+    """Record successful episodes of the task's expert, then failed episodes of all drivers.
 
-    The policy of the run, if it has one, gives negatives too. An interrupted recording goes on
+    The run's policy, if there is one, also provides negatives. An interrupted recording resumes
     where it stopped.
 
     Raises:
-        RewardError: No episode of 200 in a row ended as it should; or an operator labelled the
-            recorded examples.
+        RewardError: More than 200 consecutive episodes ended the wrong way, or the recorded
+            examples were labelled by an operator.
     """
     options = registry.make(config.classifier.collection, CollectionOptions)
     source = Lingering(options.frames_after_success)
@@ -106,7 +106,7 @@ def collect_by_expert(
     facts = _facts(config)
 
     def expert(**flaws: float) -> ExpertController:
-        """The task's expert, with other imperfections than its own if they are given."""
+        """Return the task's expert, with its imperfections replaced by `flaws` if given."""
         replaced: dict[str, Any] = {}
         if flaws:
             own: Any = registry.make(config.task.expert.imperfections, Imperfections)
@@ -114,16 +114,16 @@ def collect_by_expert(
         return ExpertController(make_expert(config, session, **replaced))
 
     def stalls_at(seed: int) -> int:
-        """A step shortly before the one at which the expert would succeed."""
+        """Return a step shortly before the one at which the expert would succeed."""
         steps = next(rollout([ahead], foresight, iter([seed]))).steps
         return steps - int(np.random.default_rng(seed).integers(1, options.stall_steps + 1))
 
     def attempts(
         success: bool, drivers: Sequence[tuple[Controller, int]]
     ) -> Iterator[EpisodeResult]:
-        """Episodes that end so, by the drivers in turn, of seeds behind the last recorded one.
+        """Yield episodes with this outcome, alternating drivers, from the first unused seed on.
 
-        An episode that the robot has cut is left out: it might have ended in either way.
+        Episodes cut by the robot are skipped, since their outcome is unknown.
         """
         stream = SeedStream.SUCCESS_EXAMPLES if success else SeedStream.FAILURE_EXAMPLES
         recorded = known.seeds[known.successes == success]
@@ -171,7 +171,7 @@ def collect_by_expert(
         if run.has_folder(LAST) or run.has_folder(CLONED):
             behaviour = load_policy(run)[0].exploring("mean", *_WANDERING)
             drivers.append((PolicyRunner(behaviour), SOURCE_POLICY))
-        source.frames = 1  # what succeeds is not recorded
+        source.frames = 1  # successes are not recorded here
         for result in itertools.islice(attempts(False, drivers), max(0, failures)):
             _keep(result, writer)
             progress.update(len(writer))
@@ -184,15 +184,15 @@ def collect_by_operator(
     progress: WorkProgress,
     inbox: OperatorInbox | None = None,
 ) -> EpisodeDataset:
-    """Record episodes of an operator, whose events `success` and `failure` are the labels.
+    """Record episodes of an operator, whose `success` and `failure` events are the labels.
 
-    An episode without a label is not kept, nor is one that another event or the robot has cut.
-    Frames between a success and the operator's word for it are recorded, but are examples of
-    neither. The policy of the run acts until the operator takes over; without one the robot rests.
-    `inbox` receives the events; by default it is a new one.
+    Episodes without a label are discarded, as are those cut by another event or by the robot.
+    Frames within the operator's reaction time before a `success` event are recorded but are
+    examples of neither class. The run's policy acts until the operator takes over. Without a policy
+    the robot holds still. `inbox` receives the events (default: a new one).
 
     Raises:
-        RewardError: The recorded examples were labelled by the task, or with another reaction time.
+        RewardError: The recorded examples were labelled by the task or with another reaction time.
     """
     options = registry.make(config.classifier.collection, CollectionOptions)
     source = OperatorLabels(options.frames_after_success)
@@ -244,13 +244,13 @@ def _labelled_alike(known: EpisodeDataset, facts: Mapping[str, Any]) -> EpisodeD
 
 
 def _missing(options: CollectionOptions, known: EpisodeDataset) -> tuple[int, int]:
-    """How many frames of success are still missing, and how many episodes that fail."""
+    """Return how many success frames and how many failed episodes are still missing."""
     frames = options.positive_frames - _positive_frames(known)
     return frames, options.negative_episodes - int((~known.successes).sum())
 
 
 def _keep(result: EpisodeResult, writer: EpisodeWriter) -> int:
-    """Record an episode; returns how many of its frames show success."""
+    """Record an episode. Returns how many of its frames show success."""
     result.keep(writer, int(result.rows[0]["source"]))
     return sum(bool(row["success"]) for row in result.rows)
 
@@ -263,7 +263,7 @@ def _one(
     note: Callable[[str], None],
 ) -> EpisodeResult:
     result = next(rollout([session], controller, iter([seed]), recorder=recorder, note=note))
-    # It counts even if the goal was lost again while the episode went on.
+    # Count the success even if the goal was lost later in the episode.
     result.success = any(bool(row["success"]) for row in result.rows)
     return result
 

@@ -1,7 +1,7 @@
 """HG-DAgger: the cloned policy acts, an operator corrects it, and it is cloned again.
 
-Kelly et al. 2019, "HG-DAgger: Interactive Imitation Learning with Human Experts": only the steps in
-which the person drives are added to the demonstrations.
+Kelly et al. 2019, "HG-DAgger: Interactive Imitation Learning with Human Experts". Only the steps
+driven by the person are added to the demonstrations.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import CLONED, DEMONSTRATIONS
 
-CORRECTIONS = "corrections"  # the run's records of episodes
-# Columns that a final row lacks.
+CORRECTIONS = "corrections"  # the run's episode records
+# Columns missing from a final row.
 _OF_A_STEP = ("action", "policy_action", "reward", "terminated", "truncated", "success")
 
 
 class Dagger(Stage):
-    """Rounds in which an operator corrects the policy, which is then cloned from everything.
+    """Runs rounds in which an operator corrects the policy, then re-clones it from all data.
 
-    Episodes that an earlier start of the run has finished are not repeated.
+    Episodes finished by an earlier start of the run are not repeated.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -41,7 +41,7 @@ class Dagger(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """The clone; raises `ConfigError` if nobody could correct it."""
+        """Return the clone. Raise `ConfigError` if no operator can correct it."""
         environment, rounds = self.settings.environment, self.settings.dagger.rounds
         if environment.operator.simulated is None and environment.teleop.device is None:
             raise ConfigError(
@@ -52,7 +52,7 @@ class Dagger(Stage):
         return (DEMONSTRATIONS, CLONED)
 
     def run(self, bench: Workbench) -> None:
-        """Go through the rounds, then save."""
+        """Run the rounds, then save."""
         check_unused(bench.run, self.settings.dataset)
         behaviour, generator = bench.policy(CLONED), bench.generator("dagger")
         for number in range(1, self.settings.dagger.rounds + 1):
@@ -62,10 +62,10 @@ class Dagger(Stage):
 
 
 def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[EpisodeDataset]:
-    """Let the policy act for the episodes of one round, and record the operator's corrections.
+    """Run the policy for the episodes of one round and record the operator's corrections.
 
-    Rounds count from 1; the policy acts without exploration. Returns the corrections of this round
-    and those before; an empty list if there are none.
+    Rounds count from 1. The policy acts without exploration. Returns the corrections of this and
+    all earlier rounds, an empty list if there are none.
     """
 
     def finished() -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[Episode
         first, words = (number - 1) * count, f"correcting, round {number}"
         with EpisodeWriter(bench.run.corrections, bench.demonstrations().schema) as writer:
             for episode in bench.gather(acting, count, stream, words, first=first, done=done):
-                with deferred_signals():  # or its corrections would be recorded again
+                with deferred_signals():  # or its corrections would be recorded twice
                     for segment in corrections(episode.rows):
                         correction = replace(episode, rows=segment, success=True)
                         correction.keep(writer, SOURCE_INTERVENTION)
@@ -87,7 +87,7 @@ def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[Episode
                         "steps": episode.steps,
                         "intervened_steps": episode.intervened_steps,
                         "success": episode.success,
-                        "corrections": len(writer),  # in the file with this episode's
+                        "corrections": len(writer),  # in the file, including this episode's
                     }
                     bench.run.append_jsonl(CORRECTIONS, record)
         steps, taken = (sum(r[n] for r in finished()) for n in ("steps", "intervened_steps"))
@@ -98,10 +98,10 @@ def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[Episode
 
 
 def corrections(rows: Sequence[Row]) -> list[list[Row]]:
-    """Cut the operator's stretches out of the T + 1 rows of an episode, each an episode of its own.
+    """Cut the operator's segments from an episode's T + 1 rows, as separate episodes.
 
-    A stretch of n steps has n + 1 rows, the last of which has only the observation. It does
-    not know how the episode went on, so it ends as truncated, unless the episode terminated there.
+    A segment of n steps has n + 1 rows. The last row has only the observation. How the episode
+    continued is unknown, so a segment ends as truncated unless the episode terminated there.
     """
     found = []
     indices = itertools.groupby(range(len(rows) - 1), lambda at: bool(rows[at]["intervened"]))

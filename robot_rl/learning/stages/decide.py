@@ -1,4 +1,4 @@
-"""The final evaluation, and which policy of the run it deploys."""
+"""Stage `Decide`: the final evaluation, and the choice of the policy to deploy."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ from robot_rl.run import (
 
 
 class Decide(Stage):
-    """Evaluates the cloned, the accepted and the learned policy, and deploys the best."""
+    """Evaluates the cloned, accepted and learned policies, and deploys the best."""
 
     makes = (f"{LEDGER}.jsonl", SUMMARY)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """Whether the summary covers all that was learned, by the present evaluation settings."""
+        """Return whether the summary covers all learning, with the current evaluation settings."""
         summary = read_run(run).summary
         judged = summary.get("environment_steps"), summary.get("evaluation")
         return judged == (steps_behind(run), asdict(self.settings.evaluation))
 
     def run(self, bench: Workbench) -> None:
-        """Evaluate, decide, film, and write the summary."""
+        """Evaluate, decide, record videos, and write the summary."""
         settings, run = self.settings, bench.run
         results = evaluate_final(settings, run, bench.say)
         decided = decide(run, results, held_back=held_back(run))
-        bench.say(str(decided))  # before any file can fail
+        bench.say(str(decided))  # print before any file write can fail
         enter(run, decided)
         result, count = results[deployed_policy(run)], settings.evaluation.videos
         film(settings.environment, run, load_policy(run)[0], result, count, _note)
@@ -83,10 +83,11 @@ class Decide(Stage):
 def evaluate_final(
     settings: Settings, run: RunDirectory, say: Callable[[str], None]
 ) -> dict[str, EvaluationResult]:
-    """Evaluate on the final seeds; without `evaluation.compare` only the policy that acts.
+    """Evaluate on the final seeds. Without `evaluation.compare`, only the acting policy.
 
-    With it even a policy that training has held back acts: the many scenes can show what its few
-    episodes could not. Returns the results by name of `POLICIES`, in the order of their making.
+    With it, even a policy that training did not deploy is evaluated: the many scenes can show what
+    its few training episodes could not. Returns the results in evaluation order, keyed by a name of
+    `POLICIES`.
     """
     torch.set_num_threads(1)
     found = {name: load_policy(run, name) for name in made(run) if name != STUDENT_POLICY}
@@ -101,7 +102,7 @@ def evaluate_final(
             say(f"final evaluation of {count} episodes: the {name} policy")
             result = evaluator.evaluate(behaviour, steps, "final")
             results[name] = result = replace(result, policy_name=name)
-            say(f"{result.name}: {result}")  # before any file can fail
+            say(f"{result.name}: {result}")  # print before any file write can fail
             known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
                 run.append_jsonl(EVALUATIONS, result.to_json())
@@ -113,13 +114,13 @@ def decide(
 ) -> Ledger:
     """Decide which policy of a run is deployed.
 
-    The policy that succeeds most often is; of equal ones, the first. A policy that training has
-    held back must be better than the one it would replace, beyond noise.
+    The policy with the highest success is deployed, or the first of equals. A policy that training
+    did not deploy must beat the one it would replace by more than noise.
 
     Args:
         run: The run.
-        results: Final evaluations on the same scenes, by name of `POLICIES`.
-        held_back: Whether training has held back the policy that it learned online.
+        results: Final evaluations on the same scenes, keyed by a name of `POLICIES`.
+        held_back: Whether training did not deploy the policy it learned online.
     """
     names = [name for name in POLICIES if name in results]
     if held_back and names[-1] == LEARNED_POLICY and len(names) > 1:
@@ -188,7 +189,7 @@ def _why(
 def summarize(
     settings: Settings, run: RunDirectory, results: Mapping[str, EvaluationResult]
 ) -> dict[str, Any]:
-    """The figures of a run that has decided: `summary.json`, but for time and memory."""
+    """Return the contents of `summary.json` for a decided run, except time and memory."""
     records = read_run(run)
     chosen = records.ledger.deployed
     assert chosen is not None
@@ -241,9 +242,9 @@ def film(
     count: int,
     note: Callable[[str], object],
 ) -> None:
-    """Film so many episodes of a final evaluation, its first failures among them, into `videos`.
+    """Record `count` final evaluation episodes, with the first failures among them, to `videos`.
 
-    If that does not work here, `note` gets the reason.
+    If that fails on this machine, `note` receives the reason.
     """
     if count == 0:
         return
@@ -264,5 +265,5 @@ def film(
 
 
 def _note(words: str) -> None:
-    """Say something beside the result."""
+    """Print a note to standard error."""
     sys.stderr.write(f"{words}\n")

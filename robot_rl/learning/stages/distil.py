@@ -1,4 +1,4 @@
-"""The deployed policy, distilled into a student that needs one call of the network."""
+"""Stage `Distil`: distil the deployed policy into a student that needs one network call."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.store_reader import StoreEpisodes
 from robot_rl.run import CLONED, STATE_FILE, STUDENT, RunDirectory
 
-_JUDGED = 1024  # observations on which student and teacher are compared at the end
+_JUDGED = 1024  # observations for the final comparison of student and teacher
 
 
 class Distil(Stage):
-    """Teaches a one-step student to act as the deployed policy, on the observations of the run.
+    """Trains a one-step student to act like the deployed policy on the run's observations.
 
     The student keeps its teacher's encoders and normalisers.
     """
@@ -47,12 +47,12 @@ class Distil(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """A policy; raises `ComputeError` if there is no such device."""
+        """Return the clone. Raise `ComputeError` if the device does not exist."""
         compute_device(self.settings.device)
         return (CLONED,)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """Whether the policy that is deployed now has taught the student."""
+        """Return whether the student's teacher is the currently deployed policy."""
         if not super().done(run, recorded=recorded):
             return False
         state = run.complete_folder(STUDENT) / STATE_FILE
@@ -118,16 +118,16 @@ class Lesson(nn.Module):
         return tuple(self.teacher.observation)
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """Give the distillation loss on a batch of observations (B, n, ...)."""
+        """Return the distillation loss on a batch of observations (B, n, ...)."""
         features = self.teacher.encoder(batch)
         return self.process.distillation_loss(self.teacher.process, features, generator)
 
     @torch.no_grad()
     def difference(self, rows: EpisodeRows, count: int) -> float:
-        """Root mean square difference of student's and teacher's actions on some of the rows."""
+        """Return the RMS difference between the student's and teacher's actions on sampled rows."""
         rng, steps = np.random.default_rng(0), self.observation_steps
         seen = rng.choice(rows.indices, min(count, len(rows.indices)), replace=False)
-        # The history within an episode does not matter here: the row stands for all of it.
+        # The history within an episode does not matter here, so repeat the row n times.
         batch = {n: rows.arrays[n][seen][:, None].repeat(steps, 1) for n in self.cloning_fields}
         noise = torch.randn(len(seen), *self.teacher.noise_shape, generator=seeded(0))
         student, teacher = (p.plan(batch, noise).actions for p in (self.student, self.teacher))
@@ -136,16 +136,16 @@ class Lesson(nn.Module):
 
 
 def recorded_rows(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
-    """The policy's observations and the actions in all recorded episodes of a run.
+    """Return the policy's observations and the actions of all recorded episodes of a run.
 
     Raises:
-        NotEnoughData: The run has recorded no step.
+        NotEnoughData: The run has no recorded steps.
     """
     names, vision = [*behaviour.policy.observation, "action"], behaviour.vision
     known = (run.reward_examples, run.demonstrations, run.exploration)
     paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
     sources: list[EpisodeSource] = []
-    if is_store(run.store):  # it holds the first episodes too
+    if is_store(run.store):  # it includes the first episodes
         sources.append(StoreEpisodes(run.store, Selection()))
     else:
         paths.append(first_episodes(settings, run).path)

@@ -1,4 +1,4 @@
-"""Random actions, to find the ranges of observations and rewards without demonstrations."""
+"""Stage `Explore`: random actions, to find observation and reward ranges without demonstrations."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.run import EXPLORATION, UNTRAINED, RunDirectory
 
-_AT_RANDOM = "noise", "uniform", 1.0  # of the actions
+_AT_RANDOM = "noise", "uniform", 1.0  # noise on the actions
 
 
 class Explore(Stage):
     """Acts uniformly at random for the warm-up of a run without demonstrations.
 
-    These are the run's first environment steps. They give the ranges of observations and rewards,
-    which demonstrations give otherwise.
+    These are the run's first environment steps. They provide the observation and reward ranges that
+    otherwise come from demonstrations.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -38,7 +38,7 @@ class Explore(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """Nothing; raises `ConfigError` if the algorithm or the encoder needs demonstrations."""
+        """Return no artifacts. Raise `ConfigError` if algorithm or encoder need demonstrations."""
         settings, schedule = self.settings, self.settings.schedule
         learner, word = f"algorithm={settings.choices['algorithm']}", "algorithm=sac"
         offline = schedule.demonstration_share or schedule.offline_updates
@@ -53,11 +53,11 @@ class Explore(Stage):
         )
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as the untrained policy is there."""
+        """Return whether the untrained policy exists."""
         return run.has_folder(UNTRAINED)
 
     def run(self, bench: Workbench) -> None:
-        """Act at random, and check that there is something to learn from."""
+        """Act at random, and check that the data has a learning signal."""
         settings, run = self.settings, bench.run
         with closing(make_env(settings.environment)) as env:
             schema, longest = env.schema, env.task.time_limit_steps

@@ -1,7 +1,7 @@
-"""The rounds of RL-100: the accepted policy acts, and is cloned again from all successes.
+"""The rounds of RL-100: run the accepted policy, then re-clone it from all successes.
 
-All gathered episodes of a run are in one dataset, gathered.zarr, which alone says how far the
-gathering is. Each purpose has seeds of its own, so an interrupted gathering finds its episodes.
+All gathered episodes of a run are in one dataset, gathered.zarr, which is the only record of
+progress. Each purpose has its own seeds, so an interrupted gathering finds its episodes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from robot_rl.learning.stages.clone import clone
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import ACCEPTED, CANDIDATE, CLONED, DEMONSTRATIONS, GATHERED, RunDirectory
 
-_ROOM = 1 << 16  # most episodes of one purpose in one round
+_ROOM = 1 << 16  # maximum episodes per purpose and round
 
 
 class Gather(Stage):
-    """The accepted policy acts, and explores by drawing the steps of its process.
+    """Runs the accepted policy, exploring by sampling the steps of its generative process.
 
-    Operators may intervene and discard; steps in which they drive are marked as theirs.
+    Operators may intervene and discard episodes. Steps they drive are marked as interventions.
 
     Args:
-        episodes: Of each round.
-        exploration_std: Least standard deviation of each step of the process.
-        settings: Of the run.
-        round: Number of the repetition, from 1; 0: it is not repeated.
+        episodes: Number of episodes per round.
+        exploration_std: Minimum standard deviation of each step of the process.
+        settings: Settings of the run.
+        round: Repetition number, from 1. 0 if not repeated.
     """
 
     makes = (GATHERED, ACCEPTED)
@@ -50,7 +50,7 @@ class Gather(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """The clone, which must be able to explore; or a `ConfigError`."""
+        """Return the clone, which must be able to explore. Raise `ConfigError` if it cannot."""
         check_generative(self.settings)
         if not (isinstance(self._episodes, int) and self._episodes > 0):
             problem = "the episodes to gather in a round are out of range"
@@ -58,7 +58,7 @@ class Gather(Stage):
         return (DEMONSTRATIONS, CLONED)
 
     def run(self, bench: Workbench) -> None:
-        """Act for the episodes that are left of this round."""
+        """Run the remaining episodes of this round."""
         acting = exploring(accepted_policy(bench), self._std)
         words = f"gathering, round {self._round}" if self._round else "gathering"
         episodes = gathered(bench, acting, self._episodes, Purpose.DATA, self._round, words)
@@ -75,9 +75,9 @@ class Gather(Stage):
 
 
 class Reclone(Stage):
-    """Goes on cloning the accepted policy, from demonstrations and later successes.
+    """Continues cloning the accepted policy, from demonstrations and later successes.
 
-    The result is a candidate: the gate decides after it was improved.
+    The result is a candidate. The gate decides once it has been improved.
     """
 
     needs = (DEMONSTRATIONS, GATHERED, ACCEPTED)
@@ -99,26 +99,26 @@ class Reclone(Stage):
 
 
 def exploring(behaviour: Behaviour, std: float) -> Behaviour:
-    """The behaviour with each step of its process drawn, with at least this standard deviation."""
+    """Return the behaviour with each process step sampled with at least this standard deviation."""
     policy = behaviour.policy
     assert isinstance(policy, DiffusionPolicy)
     return behaviour.learned(policy.under(policy.process.exploring(std)), behaviour.version)
 
 
 def accepted_policy(bench: Workbench) -> Behaviour:
-    """The policy that was accepted last; the clone at first."""
+    """Return the last accepted policy, initially the clone."""
     if not bench.run.has_folder(ACCEPTED):
         accept(bench, bench.policy(CLONED), steps=0)
     return bench.policy(ACCEPTED)
 
 
 def accept(bench: Workbench, behaviour: Behaviour, steps: int) -> None:
-    """Deploy a behaviour, with the environment steps behind it."""
+    """Deploy a behaviour, recording the environment steps it is based on."""
     bench.checkpoint(ACCEPTED, behaviour, state={"environment_steps": steps})
 
 
 def check_generative(settings: Settings) -> None:
-    """Check that the configured policy is one whose chains can be improved."""
+    """Check that the configured policy is generative, so that its chains can be improved."""
     if "process" not in settings.policy:
         raise ConfigError(
             f"the recipe {settings.choices['recipe']!r} improves a generative policy",
@@ -140,8 +140,8 @@ class EpisodeOutcome(NamedTuple):
     """How an episode ended."""
 
     success: bool
-    operated: bool  # whether an operator took part
-    version: int  # of the policy that acted
+    operated: bool  # whether an operator intervened
+    version: int  # version of the policy that acted
 
 
 def gathered(
@@ -154,10 +154,10 @@ def gathered(
     *,
     tries: int = 1,
 ) -> Generator[EpisodeOutcome, None, None]:
-    """Yield the outcomes of so many episodes: first of the recorded ones, then of new ones.
+    """Yield the outcomes of `episodes` episodes: recorded ones first, then new ones.
 
-    Close it to stop early. The arguments are those of `Workbench.gather`, but a function
-    `behaviour` gets the number of the episode in this round, from 0.
+    Close the generator to stop early. The arguments are those of `Workbench.gather`, except that a
+    function `behaviour` receives the episode's number within this round, from 0.
     """
     first = len(Purpose) * _ROOM * round_number + _ROOM * purpose
     known = recorded_places(bench, purpose, round_number)[:episodes]
@@ -176,7 +176,7 @@ def gathered(
 
 
 def recorded_places(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]:
-    """Places in the dataset of the episodes that were gathered for a purpose, in order."""
+    """Return the indices in the dataset of the episodes gathered for a purpose, in order."""
     if not bench.run.gathered.exists():
         return []
     first = len(Purpose) * _ROOM * round_number + _ROOM * purpose
@@ -188,7 +188,7 @@ def recorded_places(bench: Workbench, purpose: Purpose, round_number: int) -> li
 
 
 def outcomes(run: RunDirectory) -> list[EpisodeOutcome]:
-    """How each episode of the dataset ended."""
+    """Return the outcome of each episode of the dataset."""
     if not run.gathered.exists():
         return []
     dataset = EpisodeDataset(run.gathered)
@@ -201,7 +201,7 @@ def outcomes(run: RunDirectory) -> list[EpisodeOutcome]:
 
 
 def recorded_steps(path: Path) -> int:
-    """Environment steps in a dataset; 0 if there is none."""
+    """Return the number of environment steps in a dataset. 0 if there is none."""
     if not path.exists():
         return 0
     dataset = EpisodeDataset(path)

@@ -1,4 +1,4 @@
-"""The accepted policy improved on recorded episodes, and given to the gate."""
+"""Stage `ImproveOffline`: improve the accepted policy on recorded episodes, then run the gate."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import ACCEPTED, CANDIDATE, GATHERED, OFFLINE
 
-VERDICTS = "gate"  # the run's records of them
+VERDICTS = "gate"  # the run's verdict records
 
 
 class ImproveOffline(Offline):
-    """Improves the candidate by the configured algorithm, on all recorded episodes; then the gate.
+    """Improves the candidate with the configured algorithm on all recorded episodes, then gates it.
 
-    Each round makes `algorithm.schedule.offline_updates` updates. The critics are kept from round
-    to round, and for online learning.
+    Each round makes `algorithm.schedule.offline_updates` updates. The critics carry over from round
+    to round and to online learning.
     """
 
     datasets = (GATHERED,)
@@ -36,14 +36,14 @@ class ImproveOffline(Offline):
     def __init__(self, settings: Settings, round: int = 0) -> None:
         super().__init__(settings)
         self._round = max(1, round)
-        # The first is the one that it gives to the gate.
+        # The first artifact is the candidate given to the gate.
         self.makes = (candidate_name(self._round), OFFLINE, CANDIDATE, ACCEPTED)
 
     @property
     def needs(self) -> Sequence[str]:
-        """The episodes and the policy; raises if algorithm or gate cannot be made.
+        """Return the episodes and the policy. Raise if algorithm or gate cannot be created.
 
-        Later rounds need the checkpoint of the training.
+        Later rounds also need the training checkpoint.
         """
         needs, settings, schedule = super().needs, self.settings, self.settings.schedule
         check_generative(settings)
@@ -65,7 +65,7 @@ class ImproveOffline(Offline):
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Learn, or go on learning, and let the gate decide."""
+        """Learn, or resume learning, and let the gate decide."""
         gate = registry.make(self.settings.gate, Gate)
         start = bench.policy(CANDIDATE if bench.run.has_folder(CANDIDATE) else ACCEPTED)
         each, out = self.settings.schedule.offline_updates, gate.held_out
@@ -78,7 +78,7 @@ class ImproveOffline(Offline):
             rounds = self._round
             if bench.run.has_folder(OFFLINE):
                 training.load()
-                # A training that was interrupted within this round goes on as it is.
+                # Training that was interrupted within this round resumes as it is.
                 begins = training.updates == (rounds - 1) * each
                 if begins and start.version != training.updates:
                     algorithm.restart(start.policy)
@@ -91,7 +91,7 @@ class ImproveOffline(Offline):
 
 
 def candidate_name(round_number: int) -> str:
-    """The checkpoint that a round gives to the gate; 0 stands for online learning."""
+    """Return the name of a round's candidate checkpoint. 0 is online learning."""
     return f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
 
 
@@ -103,10 +103,10 @@ def decided(
     *,
     descends: bool = False,
 ) -> Answer:
-    """Let the gate judge a candidate, and deploy it if it is accepted.
+    """Let the gate judge a candidate, and deploy it if accepted.
 
-    The candidate is kept as checkpoints/round_<n> in any case. `CANDIDATE` holds the policy that
-    the next round improves. `descends` says that it was improved from the undecided one before it.
+    The candidate is always saved as checkpoints/round_<n>. `CANDIDATE` holds the policy that the
+    next round improves. `descends`: this candidate was improved from the previous undecided one.
     """
     steps = recorded_steps(bench.run.gathered)
     name = candidate_name(round_number)

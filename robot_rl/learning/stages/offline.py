@@ -1,4 +1,4 @@
-"""Learning from recorded episodes alone, before the learned policy acts."""
+"""Stage `Offline`: learn only from recorded episodes, before the learned policy acts."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.windows import SCALARS, SampleSpec
 from robot_rl.run import CLONED, DEMONSTRATIONS, OFFLINE
 
-_BLOCK_UPDATES = 100  # between which the stage can stop
+_BLOCK_UPDATES = 100  # updates between two checks for a stop
 _SAVE_SECONDS = 60.0
 
 
 class Offline(Stage):
     """Updates the configured algorithm `algorithm.schedule.offline_updates` times.
 
-    It learns from the demonstrations, and from the episodes of further datasets in the run
-    directory. Online learning goes on from its checkpoint.
+    It learns from the demonstrations and from the episodes of other datasets in the run directory.
+    Online learning continues from its checkpoint.
     """
 
     datasets: ClassVar[tuple[str, ...]] = ()
@@ -49,14 +49,14 @@ class Offline(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """The episodes and the policy; raises if the algorithm cannot be made."""
+        """Return the episodes and the policy. Raise if the algorithm cannot be created."""
         compute_device(self.settings.device)
         check_algorithm(self.settings)
         return (DEMONSTRATIONS, CLONED, *self.datasets)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Learn, or go on with the last checkpoint; saves also where it is stopped."""
+        """Learn, or resume from the last checkpoint. Save even if stopped."""
         with closing(OfflineTraining(bench, self.datasets)) as training:
             if bench.run.has_folder(OFFLINE):
                 training.load()
@@ -65,9 +65,9 @@ class Offline(Stage):
     def learn(
         self, bench: Workbench, training: OfflineTraining, total: int, first: int = 0
     ) -> None:
-        """Make updates up to a total, or until the bench's `stop`, and save.
+        """Update up to `total` updates or until the bench's `stop`, then save.
 
-        The first ones were made in earlier rounds, and are not shown.
+        The `first` updates were made in earlier rounds and are not shown in the progress.
         """
         saved = time.monotonic()
         with WorkProgress(total - first, "offline updates") as progress:
@@ -84,14 +84,14 @@ class Offline(Stage):
 
 
 class OfflineTraining:
-    """An algorithm and the recorded rows that it learns from: see `Offline`.
+    """An algorithm and the recorded rows it learns from. See `Offline`.
 
-    It improves `base`, or the bench's cloned policy. `chosen` says by its number whether an episode
-    counts.
+    It improves `base`, or by default the bench's cloned policy. `chosen` decides by an episode's
+    number whether the episode is used.
 
     Attributes:
-        algorithm: As the configuration describes it.
-        updates: How many it has made of them.
+        algorithm: The configured algorithm.
+        updates: Number of updates made.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class OfflineTraining:
         self.algorithm.to(bench.device, compiled=settings.compile)
         spec = self.algorithm.required
         others = [EpisodeDataset(bench.run.path / name) for name in datasets]
-        # Without other episodes all rows are demonstrations; a share of 0 is for online learning.
+        # Without other episodes all rows are demonstrations. A fraction of 0 is for online
+        # learning.
         share = spec.demonstration_share or 0.5 if others else 1.0
         spec = replace(spec, demonstration_share=share)
         rows = stored_rows(shown, others, self._cloned, spec, chosen)
@@ -121,10 +122,10 @@ class OfflineTraining:
         self.updates = 0
 
     def train(self, count: int) -> dict[str, float]:
-        """Make so many updates, and give the means of their metrics.
+        """Make `count` updates and return the mean metrics.
 
         Raises:
-            LearningDiverged: One of them is not finite.
+            LearningDiverged: A metric is not finite.
         """
         batches: Iterable[Batch] = self._rows.batches(count)
         if self._turning is not None:
@@ -134,7 +135,7 @@ class OfflineTraining:
         return finite_means(found, f"offline update {self.updates}")
 
     def save(self) -> None:
-        """Write the checkpoint with which training goes on."""
+        """Write the checkpoint from which training resumes."""
         state = {
             "offline_updates": self.updates,
             "environment_steps": self._steps,
@@ -144,14 +145,14 @@ class OfflineTraining:
         self._bench.checkpoint(OFFLINE, learned, self.algorithm.state_dict(), state)
 
     def load(self) -> None:
-        """Go on where `save` was called."""
+        """Restore the state written by `save`."""
         tensors, state = self._bench.training_state(OFFLINE)
         self.algorithm.load_state_dict(tensors)
         self._rows.load_state_dict(state["sampler"])
         self.updates = int(state["offline_updates"])
 
     def close(self) -> None:
-        """Release the rows."""
+        """Close the rows."""
         self._rows.close()
 
 
@@ -162,9 +163,9 @@ def stored_rows(
     spec: SampleSpec,
     chosen: Callable[[int], bool] = lambda number: True,
 ) -> EpisodeRows:
-    """Rows as a store would have them: of successful demonstrations, and of all other episodes.
+    """Return rows as a store would have them: successful demonstrations and all other episodes.
 
-    `chosen` says by an episode's number whether its rows are among them.
+    `chosen` decides by an episode's number whether its rows are included.
     """
     names = {*spec.fields, *spec.chunk_fields, *(SCALARS.names or ())}
     runner, parts = PolicyRunner(cloned), []

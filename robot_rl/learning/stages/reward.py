@@ -1,4 +1,4 @@
-"""A success classifier from recorded examples, and how far to trust it."""
+"""Stage `Reward`: a success classifier from recorded examples, with its error rates."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from robot_rl.run import EXAMPLES, REWARD
 
 RECORD = "reward.json"
 _WARM_UP = 20
-_CHUNK = 64  # frames that are judged at once
+_CHUNK = 64  # frames per inference batch
 
 
 class Reward(Stage):
-    """Trains, calibrates and judges a success classifier, and reports how far to trust it."""
+    """Trains, calibrates and tests a success classifier, and reports how reliable it is."""
 
     needs = (EXAMPLES,)
     makes = (REWARD,)
 
     @explained_memory("lower classifier.training.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Train on the examples of the run; too few of them are a `RewardError`."""
+        """Train on the run's examples. Raise `RewardError` if there are too few."""
         classifier, seed = bench.settings.classifier, bench.settings.seed
         options = registry.make(classifier["training"], ClassifierTraining)
         torch.set_num_threads(options.threads)
@@ -117,32 +117,32 @@ def _scored(
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """Constants of the training."""
+    """Training constants."""
 
-    updates: int  # gradient updates; after the first third of them the negatives are chosen again
+    updates: int  # gradient updates; negatives are re-selected after the first third
     batch_size: int  # examples per update, half of them positive
-    learning_rate: float  # peak learning rate of AdamW; a cosine follows it to 0
+    learning_rate: float  # peak learning rate of AdamW, followed by a cosine decay to 0
     weight_decay: float  # AdamW's weight decay
     random_shift: int  # largest shift of the images [pixels]
-    brightness: float  # largest change of an image's gain, and of its offset as a share of 255
-    # Negative frames that are taken of each episode: first any, then half of them the ones that
-    # look most like success.
+    brightness: float  # maximum change of an image's gain, and of its offset as a fraction of 255
+    # Negative frames used per episode. At first any frames, later half of them the frames that look
+    # most like success.
     frames_per_episode: int
-    validation_share: float  # share of the episodes that is held out
-    false_positive_frames: float  # largest upper 95 % bound of the false-positive rate of frames
-    false_positive_episodes: float  # the same of episodes
-    threads: int  # computing threads; with several the sums are in another order, so bits differ
+    validation_share: float  # fraction of the episodes that is held out
+    false_positive_frames: float  # maximum upper 95 % bound of the per-frame false-positive rate
+    false_positive_episodes: float  # the same per episode
+    threads: int  # CPU threads; with more than one the summation order varies, so bits differ
 
 
 @dataclass(eq=False)
 class ClassifierTrainer:
-    """Trains a classifier on some episodes."""
+    """Trains a classifier on a set of episodes."""
 
     network: SuccessClassifier  # untrained; trained in place
-    examples: Examples  # where the episodes are
-    episodes: Sequence[int]  # those to train on
-    options: ClassifierTraining  # constants of the training
-    seed: int  # of everything random
+    examples: Examples  # source of the episodes
+    episodes: Sequence[int]  # training episodes
+    options: ClassifierTraining  # training constants
+    seed: int  # seed of all random draws
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
@@ -152,7 +152,7 @@ class ClassifierTrainer:
         self._negatives = _joined([negatives for _, negatives in parts])
 
     def train(self, on_progress: Callable[[int], None] = lambda update: None) -> None:
-        """Train; the network is in evaluation mode afterwards."""
+        """Train. Leaves the network in evaluation mode."""
         options, network = self.options, self.network
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
@@ -176,7 +176,7 @@ class ClassifierTrainer:
         return (self.examples.episode(index) for index in self.episodes)
 
     def _first_frames(self, episode: ExampleEpisode) -> tuple[Images, Images]:
-        """All positive frames of an episode and some of the others."""
+        """Return all positive frames of an episode and some of the negative ones."""
         frames = self.network.frames
         negative = np.flatnonzero(episode.labels.negative)
         chosen = self._rng.permutation(negative)[: self.options.frames_per_episode]
@@ -184,7 +184,7 @@ class ClassifierTrainer:
         return episode.stacked(positive, frames), episode.stacked(chosen, frames)
 
     def _hard_frames(self, episode: ExampleEpisode) -> Images:
-        """The negative frames that look most like success now, and as many of the others."""
+        """Return the negatives that now look most like success, plus as many other negatives."""
         scores = score(self.network.eval(), episode).scores
         negative = np.flatnonzero(episode.labels.negative)
         ranked = negative[np.argsort(-scores[negative], kind="stable")]
@@ -201,7 +201,7 @@ class ClassifierTrainer:
         return _joined(parts), torch.cat([torch.ones(half), torch.zeros(half)])
 
     def _augmented(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Shift and light images (n, frames, H, W, 3), all frames of an example alike."""
+        """Shift and brighten images (n, frames, H, W, 3), equally for all frames of an example."""
         count, frames, height, width, channels = images.shape
         side_by_side = images.transpose(0, 2, 3, 1, 4).reshape(count, height, width, -1)
         shifted = random_shift(side_by_side, self.options.random_shift, self._generator)
@@ -215,7 +215,7 @@ class ClassifierTrainer:
 
 @torch.no_grad()
 def score(network: SuccessClassifier, episode: ExampleEpisode) -> Scored:
-    """Give the logits of all frames of an episode; the network must be in evaluation mode."""
+    """Return the logits of all frames of an episode. The network must be in evaluation mode."""
     rows = np.arange(len(episode.labels.positive))
     parts = [
         network(episode.stacked(rows[at : at + _CHUNK], network.frames)).cpu().numpy()

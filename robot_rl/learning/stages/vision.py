@@ -1,4 +1,4 @@
-"""The image encoder: trained on demonstrations and on exploration, then frozen."""
+"""Stage `Vision`: train the image encoder on demonstrations and exploration, then freeze it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
 
 
 class Vision(Stage):
-    """Trains an encoder of the demonstrations' cameras along with a policy, which is then dropped.
+    """Trains an encoder for the demonstrations' cameras together with a policy, which is discarded.
 
-    An encoder that has seen successes alone is off by centimetres wherever else the robot comes
-    to. So the policy then explores for some episodes, with noise, and training goes on with their
-    pictures too; how the episodes ended does not matter.
+    An encoder trained only on successes is off by centimetres elsewhere in the workspace. So the
+    policy then explores with noise for some episodes, and training continues with those images too.
+    The outcome of these episodes does not matter.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -51,7 +51,7 @@ class Vision(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """The demonstrations; `AlgorithmError` where a constant of the training is wrong."""
+        """Return the demonstrations. Raise `AlgorithmError` if a training constant is invalid."""
         options = registry.make(self.settings.observation["vision_training"], VisionTraining)
         if options.exploration_episodes and not options.motion_weight:
             raise AlgorithmError(
@@ -62,7 +62,7 @@ class Vision(Stage):
         return (DEMONSTRATIONS,)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as the encoder is there."""
+        """Return whether the encoder exists."""
         return run.has_folder(VISION)
 
     @explained_memory("lower observation.vision_training.cloning.batch_size, or add device=cpu")
@@ -90,7 +90,7 @@ class Vision(Stage):
         taught = trained(SeeingPolicy(policy, vision, options), "training the image encoder")
         if options.exploration_episodes:
             explored = _explore(bench, dataset, taught, options)
-            taught.requires_grad_(True)  # the average, which took none
+            taught.requires_grad_(True)  # averaging had disabled it
             student = SeeingPolicy(taught.policy, taught.vision, options, explored)
             taught = trained(student, "training it on the exploration too")
         steps = settings.execute_steps
@@ -100,13 +100,13 @@ class Vision(Stage):
 def _explore(
     bench: Workbench, dataset: EpisodeDataset, taught: SeeingPolicy, options: VisionTraining
 ) -> Explored:
-    """Let the policy act with noise, record all episodes, and return their pictures."""
+    """Run the policy with noise, record all episodes, and return their images."""
     steps = bench.settings.execute_steps
     acting = behaviour_of(taught.policy, dataset.schema, steps, taught.vision)
     acting = acting.exploring("mean", "uniform", options.exploration_noise)
     count, path = options.exploration_episodes, bench.run.exploration
     with EpisodeWriter(path, dataset.schema) as writer:
-        # A recording that was interrupted goes on where it stopped.
+        # Resume an interrupted recording where it stopped.
         known = len(writer)
         for episode in bench.gather(
             acting, count, SeedStream.EXPLORATION, "exploring for the image encoder", done=known
@@ -124,25 +124,25 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class VisionTraining:
-    """Constants of the training of an image encoder."""
+    """Training constants of an image encoder."""
 
-    cloning: CloningOptions  # of the optimisation
-    random_shift: int  # largest random shift of an image [pixels]
-    # Weight of the auxiliary loss; see `SeeingPolicy`. 0: the encoder estimates no motion.
+    cloning: CloningOptions  # optimisation settings
+    random_shift: int  # maximum random shift of an image [pixels]
+    # Weight of the auxiliary loss, see `SeeingPolicy`. 0: the encoder estimates no motion.
     motion_weight: float
-    exploration_episodes: int  # episodes of exploration after the first training; 0 for none
-    exploration_noise: float  # half width of the uniform noise on its actions
-    threads: int  # computing threads; with several the sums are in another order, so bits differ
+    exploration_episodes: int  # exploration episodes after the first training; 0 for none
+    exploration_noise: float  # half width of the uniform action noise
+    threads: int  # CPU threads; with more than one the summation order varies, so bits differ
 
     def __post_init__(self) -> None:
         check_settings(self, motion_weight=0)
 
 
 class Explored:
-    """Pictures of episodes whose proper end is not known.
+    """Images from episodes without a known goal pose.
 
-    Poses (rows, 7) are TCP poses in the base frame; images are by camera, (rows, H, W, 3), and
-    `episode_ends` (episodes,) exclusive and cumulative.
+    Poses (rows, 7) are TCP poses in the base frame. Images are by camera, (rows, H, W, 3).
+    `episode_ends` (episodes,) are exclusive and cumulative.
     """
 
     def __init__(self, poses: Array, images: Mapping[str, Array], episode_ends: Array) -> None:
@@ -152,17 +152,16 @@ class Explored:
         self._lengths = torch.from_numpy(np.repeat(lengths, lengths))
 
     def __deepcopy__(self, memo: object) -> Explored:
-        """Itself: the average of a policy needs no copy of the pictures."""
+        """Return itself. A policy's average needs no copy of the images."""
         return self
 
     def pairs(
         self, count: int, generator: torch.Generator
     ) -> tuple[dict[str, Array], dict[str, Array], Tensor]:
-        """Draw pairs of rows of one episode.
+        """Draw pairs of rows, each pair from one episode.
 
-        Gives the images (count, H, W, 3) of the first and of the second rows, and the TCP's motion
-        from the first to the second (count, 6): translation [m] and rotation vector [rad], base
-        frame.
+        Returns the images (count, H, W, 3) of the first and of the second rows, and the TCP motion
+        from first to second (count, 6): translation [m] and rotation vector [rad], base frame.
         """
         first = torch.randint(len(self._starts), (count,), generator=generator)
         share = torch.rand(count, generator=generator)
@@ -174,12 +173,11 @@ class Explored:
 
 
 class SeeingPolicy(nn.Module):
-    """A policy and its image encoder, whose features it sees, to be cloned end to end.
+    """A policy and the image encoder that provides its features, cloned end to end.
 
-    The auxiliary loss has the encoder estimate, from the images alone, the motion that is left to
-    the end of the demonstration. Its labels are the robot's own poses. An exploring
-    episode has no proper end. But wherever that would be, from one row to another the estimate must
-    change by the motion between them.
+    In the auxiliary loss the encoder estimates, from images only, the motion remaining to the end
+    of the demonstration. The labels are the robot's own poses. An exploring episode has no known
+    goal, but for any goal the estimates of two rows must differ by the motion between them.
     """
 
     def __init__(
@@ -204,10 +202,10 @@ class SeeingPolicy(nn.Module):
         return (*states, *self.vision.cameras, *motion)
 
     def loss(self, batch: Mapping[str, Array], generator: torch.Generator) -> Tensor:
-        """Give the policy's loss plus the weighted auxiliary loss, with random shifts and noise.
+        """Return the policy's loss plus the weighted auxiliary loss, with random shifts and noise.
 
-        The batch has state names and cameras (B, n, ...), "action" (B, H, d), "valid" (B, H) and
-        "remaining_motion" (B, 6) [m, rad] where the encoder estimates that.
+        The batch has state names and cameras (B, n, ...), "action" (B, H, d), "valid" (B, H) and,
+        if the encoder estimates it, "remaining_motion" (B, 6) [m, rad].
         """
         features: Tensor = self.vision(self._images(batch, generator))
         loss = self.policy.loss({**batch, FEATURES: features}, generator)
@@ -217,17 +215,17 @@ class SeeingPolicy(nn.Module):
         estimate = self.vision.remaining_motion(features[:, -1])
         error = _error(estimate, self.vision.scaled_motion(left))
         if self._explored is not None:
-            # How far the estimates of two rows of an episode are from meaning one place.
+            # How far the estimates of two rows of an episode are from implying the same goal.
             first, second, moved = self._explored.pairs(self._pairs, generator)
             both = {name: np.concatenate([first[name], second[name]]) for name in first}
             seen = self.vision(self._images(both, generator))
             here, there = self.vision.remaining_motion(seen).split(self._pairs)
-            # Rotation vectors add up only about one axis; the hand stays near to upright.
+            # Rotation vectors only add up about a common axis. The hand stays nearly upright.
             error = error + _error(here - there, self.vision.scaled_motion(moved.to(seen)))
         return loss + self._motion_weight * error
 
     def _images(self, batch: Mapping[str, Array], generator: torch.Generator) -> dict[str, Array]:
-        """The cameras' columns of the batch, shifted at random."""
+        """Return the batch's camera columns, shifted at random."""
         images = {name: batch[name] for name in self.vision.cameras}
         for name, seen in images.items() if self._shift else ():
             flat = seen.reshape(-1, *seen.shape[-3:])
@@ -240,16 +238,16 @@ def _error(estimate: Tensor, motion: Tensor) -> Tensor:
 
 
 def remaining_motion(poses: Array, episode_ends: Array) -> npt.NDArray[np.float32]:
-    """The motion of the TCP that is left to the end of each row's episode, (rows, 6).
+    """Return the TCP motion remaining to the end of each row's episode, (rows, 6).
 
-    Poses are (rows, 7); the ends (episodes,) are exclusive and cumulative.
+    Poses are (rows, 7). The ends (episodes,) are exclusive and cumulative.
     """
     return motion(poses, poses[np.repeat(episode_ends - 1, np.diff(episode_ends, prepend=0))])
 
 
 def motion(begin: Array, end: Array) -> npt.NDArray[np.float32]:
-    """From poses to poses (rows, 7): translation [m] and rotation vector [rad], base frame."""
-    from scipy.spatial.transform import Rotation  # takes a second, for this alone
+    """Motion between poses (rows, 7): translation [m] and rotation vector [rad], base frame."""
+    from scipy.spatial.transform import Rotation  # takes a second to import and is needed only here
 
     turn = Rotation.from_quat(end[:, 3:]) * Rotation.from_quat(begin[:, 3:]).inv()
     return np.concatenate([end[:, :3] - begin[:, :3], turn.as_rotvec()], 1, dtype=np.float32)
