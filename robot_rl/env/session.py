@@ -309,7 +309,7 @@ class Session:
         return self.observation, info
 
     def put_back(self, seed: int, *, in_place: bool = False) -> ResetResult:
-        """For a `Reset`: bring robot and scene to a start, or begin `in_place`; see `RobotEnv`.
+        """Reset robot and scene, or start `in_place`; see `RobotEnv`. Called by a `Reset`.
 
         Raises:
             RobotInterrupted: As `reset`.
@@ -322,7 +322,7 @@ class Session:
         return observation, {**info, "intervened": False, "operator": said}
 
     def move(self, action: Action) -> ResetResult:
-        """A step of a reset motion, between episodes, in which the operator is heard as ever."""
+        """Take one step of a reset motion between episodes, with the operator active as usual."""
         observation, *_, info = self._act(action, self.operator.overhear())
         return observation, info
 
@@ -332,7 +332,7 @@ class Session:
         note: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
-        """Yield each seed as soon as nothing halts the robot; see `wait_until_free`."""
+        """Yield each seed once the robot is free to move; see `wait_until_free`."""
         for seed in seeds:
             self.wait_until_free(stopped, note)
             if stopped():
