@@ -192,7 +192,7 @@ def _act(
 
 
 def run(config: DictConfig) -> None:
-    """Act in the run directory `config.run`; after a stop, raise `KeyboardInterrupt`."""
+    """Act in the run directory `config.run`; raise `KeyboardInterrupt` after a clean stop."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     actor = _number(config)
     number = len(_episodes_before(directory, actor))

@@ -308,7 +308,7 @@ class ConsoleLink:
 
 
 def _check_age(at: float, most_seconds: float) -> None:
-    """Refuse a message that waited in a queue for longer than this [s]."""
+    """Raise `ConsoleError` if a message is older than `most_seconds`."""
     age = time.monotonic() - at
     if age > most_seconds:
         raise ConsoleError(
