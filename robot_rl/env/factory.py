@@ -48,7 +48,7 @@ def make_env(
     The robot gets `further_cameras` besides its own.
 
     Raises:
-        RobotRLError: The task lacks the section that the robot needs, or the robot has no domain.
+        RobotRLError: The task lacks the section that the robot needs, or `domain` does not apply.
     """
     make = _make_arms if config["arms"] else _make_robot
     robot, task = make(config, further_cameras)
