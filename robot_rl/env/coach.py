@@ -16,9 +16,9 @@ _LEAST, _FAILS = 6, 0.7
 class Coach:
     """Compares the running episode with recent ones; it has no influence on the robot.
 
-    It advises "help now" if most earlier episodes failed in which the policy acted for longer than
-    now: since the episode started, or since the operator handed back. Episodes with help, or cut
-    short, do not count. `note` is called with new advice.
+    It advises "help now" if most earlier episodes that outlasted the policy's current unaided
+    stretch failed. The stretch starts with the episode or when the operator hands back. Episodes
+    with help, or cut short, do not count. `note` is called with new advice.
 
     `episodes` are records of earlier episodes, with ``success`` and `facts`.
     """
