@@ -26,7 +26,7 @@ _MOST_PIXELS_WIDE = 640
 class ConsoleFeed(Watcher):
     """Publishes the state of a session to the consoles of a run.
 
-    Nothing is measured, copied or sent here: without a console a step costs one flag check, with a
+    It does not measure, copy or send data: without a console a step costs one flag check, with a
     console one small object.
 
     Attributes:
@@ -83,7 +83,7 @@ class ConsoleFeed(Watcher):
             self._look_at, stamp = now + _LOOK_SECONDS, self._session.clock.now_ns()
             try:
                 observation = self._session.env.observe()
-            except RobotRLError as error:  # not fatal while nothing has to move
+            except RobotRLError as error:  # not fatal while the robot need not move
                 self.waiting(str(error))
             else:
                 reason = self._newest.situation.reason

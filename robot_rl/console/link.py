@@ -88,11 +88,11 @@ class InControl(StrEnum):
 class Situation:
     """State of the loop at one moment, besides the observation."""
 
-    activity: Activity = Activity.WAITING  # what the loop is doing
+    activity: Activity = Activity.WAITING  # activity of the loop
     in_control: InControl = InControl.NOBODY  # who moves the robot
     reason: str = ""  # why the robot holds still; empty if it does not
     episode: int = 0  # number of the episode in this process, from 1; 0 before the first
-    episode_step: int = 0  # actions taken in it
+    episode_step: int = 0  # actions executed in the episode
     time_limit_steps: int = 0  # actions after which it is truncated
     reward: float = 0.0  # of the last action
     total_reward: float = 0.0  # of the episode so far
@@ -292,7 +292,7 @@ class ConsoleLink:
                         expected=_MOST_CONSOLES,
                     )
                 if console not in self._leases:
-                    self._sent = None  # so that a new console gets the newest snapshot at once
+                    self._sent = None  # so that a new console gets the latest snapshot at once
                 self._leases[console] = time.monotonic() + LEASE_SECONDS
             elif isinstance(message, Event):
                 if message.event != OperatorEvent.STOP:  # a stop is never too late

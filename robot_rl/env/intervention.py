@@ -160,7 +160,7 @@ class Operator:
         return said._replace(events=events)
 
     def let_go(self) -> None:
-        """Give control to the policy."""
+        """Hand control to the policy."""
         self._kept, self._moved_steps = False, 0
 
     def hear(self) -> OperatorInput:

@@ -40,7 +40,7 @@ class OperatorEvent(StrEnum):
     RESET = "reset"  # end the episode and bring the robot back to the start
     PAUSE = "pause"  # start no further episode
     RESUME = "resume"  # continue after a pause
-    TAKE_OVER = "take_over"  # the operator acts from now on, even without motion
+    TAKE_OVER = "take_over"  # the operator takes control, even without motion
     HAND_BACK = "hand_back"  # the policy acts again
     STOP = "stop"  # hold still until `clear_errors`
     CLEAR_ERRORS = "clear_errors"  # allow motion again after a stop

@@ -67,7 +67,7 @@ class RealtimeClock:
         self._due = self._next = time.monotonic()
 
     def start(self) -> None:
-        """Start an episode: the next tick is one period from now."""
+        """Start an episode, with the next tick in one period."""
         self._due = time.monotonic()
         self._next = self._due + self.period
 

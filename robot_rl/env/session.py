@@ -33,7 +33,7 @@ class EpisodeResult:
     """Statistics and rows of one episode."""
 
     seed: int
-    steps: int = 0  # actions taken
+    steps: int = 0  # actions executed
     success: bool = False  # whether the goal was reached
     total_reward: float = 0.0
     seconds: float = 0.0  # duration on the environment's clock [s]
@@ -196,7 +196,7 @@ class Session:
         self.stamp = self.faults = 0
         self.episode, self.result = episodes, EpisodeResult(0)
         self._driven = False  # whether the operator drove the last step
-        self._task_success = False  # whether the task's own detector has seen success
+        self._task_success = False  # whether the task's own detector has reported success
 
     # -- the tick ---------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ class RobotTask:
 
 @dataclass(eq=False)
 class TrackedTask:
-    """A task on a real robot whose objects, if any, are tracked by cameras and markers.
+    """A task on a robot whose objects, if any, are tracked externally, by cameras and markers.
 
     Observations and actions are those of the simulated task, so that a policy trained on one runs
     on the other; or those of a `RobotTask`.

@@ -110,7 +110,7 @@ def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
 
 
 def most_mistakes(trials: int, rate: float) -> int:
-    """Largest number of mistakes in `trials` whose upper bound is at most `rate`; at least 0."""
+    """Largest number of mistakes in `trials` whose upper bound is at most `rate`; 0 if none is."""
     count = 0
     while count < trials and upper_bound(count + 1, trials) <= rate:
         count += 1

@@ -84,7 +84,7 @@ class SuccessClassifier(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `registry.build` makes a classifier of the same shape."""
+        """JSON values for `registry.build` to make a classifier of the same shape."""
         kind = registry.name_of(type(self))
         cameras = {name: list(shape) for name, shape in self.cameras.items()}
         return {registry.CLASS: kind, "cameras": cameras, "frames": self.frames, **self._options}

@@ -132,7 +132,7 @@ class CollectionOptions:
     offset: float  # standard deviation of a misplaced expert's error, per axis [m]
     yaw_offset: float  # standard deviation of its yaw error [rad]
     action_noise: float  # standard deviation of a wandering expert's noise on each action column
-    stall_steps: int  # most steps before its success at which a stalling expert stops for good
+    stall_steps: int  # a stalling expert stops for good at most this many steps before its success
     fidget: float  # standard deviation of the action columns after it has stopped
     # Longest time an operator takes to signal success [s]; frames in that time are unlabelled.
     reaction_s: float

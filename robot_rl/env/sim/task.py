@@ -302,7 +302,7 @@ class TopGrasp:
         return np.concatenate([grasp[:3] + np.array([0.0, 0.0, lift]), grasp[3:]])
 
     def lost(self, expert: ScriptedExpert) -> bool:
-        """Return whether the fingers have closed on nothing; the expert then looks again."""
+        """Return whether the fingers have closed without an object; the expert then looks again."""
         if not self.held or expert.task.world.finger_opening() > _EMPTY:
             return False
         expert.correct()

@@ -43,7 +43,7 @@ class InsertionByFeel:
     # since friction causes some sideways force.
     wall_force: float
     wall_ratio: float
-    overshoot: float  # position past the hole at which the slide has missed it [m]
+    overshoot: float  # position past the hole that counts as a miss [m]
     yielding: float  # sideways motion per step per force [m/N]
     turning: float  # rotation per step about the vertical per torque [rad/Nm]
     patience: int  # steps of pushing outside the hole before it starts over
@@ -102,7 +102,7 @@ class PegInsertByFeel(TipExpert):
     """Inserts by feel, knowing only what the policy observes of socket and peg."""
 
     insertion: InsertionByFeel
-    # Depth at which the peg is visibly in the hole, not beside it or over its edge [m].
+    # Depth at which the peg is visibly in the hole, not next to it or over its edge [m].
     visible_depth: float
 
     def reset(self, rng: np.random.Generator) -> None:
