@@ -1,4 +1,4 @@
-"""The actor process: runs the policy on the robot and streams every transition."""
+"""Actor process: runs the policy on the robot and streams every transition."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ from robot_rl.rewards.labels import LateLabels
 from robot_rl.run import RunDirectory
 from robot_rl.wire import ServerUnreachable
 
-_SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
+_SESSIONS = 1 << 20  # seed streams per actor, one per session
 _EPISODES = "episodes"
 _OWNER = "the actor of the stepped clock"
 _ROOM_SECONDS = 0.05
-# The environment steps of the run so far, and the episode that they end.
+# Environment steps of the run so far, and the episode that just ended.
 Acted = Iterator[tuple[int, EpisodeResult]]
-# The learner first has the base propose along all demonstrations, and a large base is slow.
+# The learner first runs the base policy on all demonstrations; a large base is slow.
 _FIRST_WEIGHTS_SECONDS = 900.0
-_CLAIM_SECONDS = 1.0  # for one that was killed just now to be gone
+_CLAIM_SECONDS = 1.0  # for a process that was just killed to exit
 
 
 class ActingRunner(PolicyRunner):
-    """Runs the policy on the one robot, takes new weights, and counts on from `step`."""
+    """Runs the policy on one robot, loads new weights, and counts steps from `step`."""
 
     def __init__(
         self, behaviour: Behaviour, weights: WeightSource, step: int, device: torch.device
@@ -68,13 +68,13 @@ class ActingRunner(PolicyRunner):
 
     @property
     def run_steps(self) -> int:
-        """Environment steps of the whole run so far, as far as this actor knows."""
+        """Environment steps of the whole run so far, as known to this actor."""
         return self._weights.run_steps(self.step)
 
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self._switch()
         super().reset(slots, seeds=seeds, instructions=instructions)
 
@@ -90,13 +90,13 @@ class ActingRunner(PolicyRunner):
 
 
 def act(config: DictConfig, run: RunDirectory, stop: StopEvent) -> Acted:
-    """Act until the configured number of environment steps is in the store; its server must run.
+    """Act until the store has the configured number of environment steps; its server must run.
 
-    When `stop` is set, the running episode ends as truncated; on the stepped clock, or while the
-    actor waits, that raises `Stopped`: the episode stays open in the store, and the next start
-    plays it again. Rows that the server does not take wait in the run's spool.
+    Setting `stop` truncates the running episode. On the stepped clock, or while the actor waits, it
+    raises `Stopped` instead: the episode stays open in the store, and the next start replays it.
+    Rows that the server does not accept stay in the run's spool.
 
-    Yields each episode as it ends, with the environment steps of the run so far.
+    Yields each finished episode, with the environment steps of the run so far.
     """
     try:
         yield from _act(config, run, stop)
@@ -165,10 +165,10 @@ def _act(
             console.policy_version = int(row["policy_version"])
 
         def ends() -> bool:
-            """Whether the episode is truncated; one that can be played again is left as it is."""
+            """Whether to truncate the episode; one that can be replayed is left open."""
             return runner.run_steps >= total or (stop.is_set() and not repeats)
 
-        with ExitStack() as parts:  # closes all, also where one of them raises
+        with ExitStack() as parts:  # closes all, even if one raises
             parts.callback(source.close)
             parts.callback(labels.close)
             parts.callback(session.close)  # the robot first
@@ -184,7 +184,7 @@ def _act(
                     note=_note,
                 ):
                     if result.interrupted is not None:
-                        runner.step -= 1  # the last action has no row, so does not count
+                        runner.step -= 1  # the last action has no row, so it does not count
                         _note(f"the episode is cut: {result.interrupted}")
                     result.facts |= {"session": opened.session, "ended_by": result.ended_by}
                     yield runner.run_steps, result
@@ -192,11 +192,11 @@ def _act(
 
 
 def run(config: DictConfig) -> None:
-    """Act in the run directory `config.run`; `KeyboardInterrupt` after a stop, with all sent."""
+    """Act in the run directory `config.run`; raise `KeyboardInterrupt` after a clean stop."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     actor = _number(config)
     number = len(_episodes_before(directory, actor))
-    # Plain lines between episodes: a display that redraws itself would disturb the control loop.
+    # Plain lines between episodes: a live display would disturb the control loop.
     progress = WorkProgress(int(config.environment_steps), console=plain_console())
     progress.phase("acting")
     claim = directory.claim(f"actor-{actor}", _CLAIM_SECONDS)
@@ -216,7 +216,7 @@ def run(config: DictConfig) -> None:
 
 
 def _episodes_before(run: RunDirectory, actor: int) -> Sequence[Mapping[str, object]]:
-    """Records of the episodes that earlier processes of an actor have finished."""
+    """Records of episodes finished by earlier processes of an actor."""
     return [e for e in run.read_jsonl(_EPISODES) if e.get("actor", 1) == actor]
 
 
@@ -224,8 +224,8 @@ def _episodes_before(run: RunDirectory, actor: int) -> Sequence[Mapping[str, obj
 def _spooling_client(
     config: DictConfig, run: RunDirectory, place: ReplayAddress, session: Session, stop: StopEvent
 ) -> Iterator[ReplayClient]:
-    """A client whose rows outlive the actor; those that an earlier one left are sent first."""
-    # Early: the columns that the policy adds to a row are not known yet.
+    """Client that spools rows to disk; rows left by an earlier process are sent first."""
+    # Early check: the policy's row columns are not known yet.
     _check_spool(config, session, session.schema)
     path = run.spool(_number(config))
     client = place.client(spool_path=path, spool_bytes=int(config.replay.spool_bytes))
@@ -247,7 +247,7 @@ def _spooling_client(
 
 
 def _check_spool(config: DictConfig, session: Session, schema: RowSchema) -> None:
-    """Check that the spool can hold an episode of such rows; the actor would pause for ever."""
+    """Check that the spool can hold one episode; otherwise the actor would pause forever."""
     rows, row_bytes = session.task.time_limit_steps + 1, schema.dtype.itemsize
     check_size(int(config.replay.spool_bytes), rows=rows, row_bytes=row_bytes)
 
@@ -284,7 +284,7 @@ def _seeds(
     stop: StopEvent,
     number: int,
 ) -> Iterator[int]:
-    """Seeds of the episodes from a number on; the next is given once the spool has room for it."""
+    """Seeds of episodes from `number` on; yields each once the spool has room for the episode."""
     rows = session.task.time_limit_steps + 1
     while not stop.is_set():
         if not client.has_room(rows):
@@ -303,7 +303,7 @@ def _seeds(
 
 
 def _note(text: str) -> None:
-    """Say what the user needs to know: `train` shows such lines too, see `ProcessGroup`."""
+    """Print a message for the user; `train` shows such lines too, see `ProcessGroup`."""
     print(f"actor: {text}", flush=True)
 
 

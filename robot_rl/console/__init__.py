@@ -1,1 +1,1 @@
-"""The operator console: what the robot does, in a browser, and the buttons to intervene."""
+"""Operator console: shows the robot in a browser, with buttons to intervene."""

@@ -19,21 +19,20 @@ from robot_rl.run import RunDirectory
 _LOOK_SECONDS = 0.1
 _IMAGES = "images/"
 _JPEG_QUALITY = 80
-# A page shows images no larger; a bigger one is encoded at a whole fraction of its size.
+# Largest width shown on the page; wider images are downsampled by an integer factor.
 _MOST_PIXELS_WIDE = 640
 
 
 class ConsoleFeed(Watcher):
-    """Publishes what happens in a session to the consoles of a run.
+    """Publishes the state of a session to the consoles of a run.
 
-    Nothing is measured, copied or sent here: while no console is open a step costs one look at a
-    flag, and while one is, the making of a small object.
+    It does not measure, copy or send data: without a console a step costs one flag check, with a
+    console one small object.
 
     Attributes:
         run_steps: Environment steps of the whole run so far, from the actor.
-        policy_version: Gradient updates behind the policy that acts, from the actor.
-        wanted_scene: Until the next episode begins, the seed of the scene that a person is to put
-            back.
+        policy_version: Gradient updates behind the acting policy, from the actor.
+        wanted_scene: Seed of the scene that a person must restore, until the next episode starts.
     """
 
     def __init__(self, session: Session, run: RunDirectory, actor: int = 1) -> None:
@@ -46,7 +45,7 @@ class ConsoleFeed(Watcher):
         session.watcher = self
 
     def resetting(self) -> None:
-        """Show it with what was seen last."""
+        """Show the reset with the last observation."""
         self._show_again(activity=Activity.RESETTING)
 
     def began(self, observation: Observation, info: dict[str, Any]) -> None:
@@ -56,7 +55,7 @@ class ConsoleFeed(Watcher):
         self._show(observation, stamp, activity=Activity.ACTING, in_control=InControl.POLICY)
 
     def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
-        """Show the step, while a console is open or the robot is halted."""
+        """Show the step if a console is open or the robot is halted."""
         if not (self._link.open_consoles or self._session.operator.waits_for):
             return
         halted = self._halted()
@@ -74,17 +73,17 @@ class ConsoleFeed(Watcher):
         )
 
     def waiting(self, reason: str) -> None:
-        """Say why no episode runs."""
+        """Show why no episode runs."""
         self._show_again(activity=self._halted() or Activity.WAITING, reason=reason)
 
     def look(self) -> None:
-        """Observe now and then, so that the console goes on showing the robot."""
+        """Observe at intervals, so that the console keeps showing the robot."""
         now = time.monotonic()
         if self._link.open_consoles and now >= self._look_at:
             self._look_at, stamp = now + _LOOK_SECONDS, self._session.clock.now_ns()
             try:
                 observation = self._session.env.observe()
-            except RobotRLError as error:  # no reason to end, as long as nothing has to move
+            except RobotRLError as error:  # not fatal while the robot need not move
                 self.waiting(str(error))
             else:
                 reason = self._newest.situation.reason
@@ -92,7 +91,7 @@ class ConsoleFeed(Watcher):
                 self._show(observation, stamp, activity=activity, reason=reason)
 
     def close(self) -> None:
-        """Say so, and hang up."""
+        """Publish the end of the session and disconnect."""
         self._show_again(activity=Activity.ENDED)
         self._link.close()
 
@@ -120,7 +119,7 @@ class ConsoleFeed(Watcher):
         self._link.publish(self._newest)
 
     def _halted(self) -> Activity | None:
-        """Whether the robot is stopped or paused; None where it is neither."""
+        """Whether the robot is stopped or paused; None if neither."""
         waits_for = self._session.operator.waits_for
         if OperatorEvent.CLEAR_ERRORS in waits_for:
             return Activity.STOPPED

@@ -1,9 +1,9 @@
-"""The control loop's end of the console: operator input comes in, snapshots go out.
+"""Control-loop side of the console: receives operator input, sends snapshots.
 
-The loop only swaps a reference. A thread beside it listens on loopback, passes what operators say
-to the loop's inbox, and sends the newest snapshot to each console that has asked within the last
-seconds; while there is none it sleeps. All who can read the folder of `loop_folder` may move the
-robot; other users of the machine, who reach the port too, do not know the secret.
+The loop only swaps a reference. A separate thread listens on loopback, forwards operator input to
+the loop's inbox, and sends the latest snapshot to each console that said hello within the last
+seconds; it sleeps if there is none. Anyone who can read the folder of `loop_folder` may move the
+robot. Other users of the machine can reach the port but do not know the secret.
 
     console → loop   Hello | Event | Jog
     loop → console   SnapshotMessage | Alive | Taken | Refused
@@ -44,34 +44,34 @@ from robot_rl.wire.messages import (
     refusal,
 )
 
-# An older event is not what the operator wants now [s].
+# Older events are refused as stale [s].
 MOST_EVENT_AGE_SECONDS = 2.0
-# A console that has not said hello for so long is closed [s].
+# A console without a hello for this long is dropped [s].
 LEASE_SECONDS = 2.0
 MOST_SNAPSHOTS_HZ = 15.0
-# Without anything new the console hears so often that the loop's process lives [s].
+# Heartbeat interval while there is no new snapshot [s].
 ALIVE_SECONDS = 0.5
 _IDLE_SECONDS = 0.5
 _LOOK_SECONDS = 0.01
 _MOST_MESSAGES = 64
 _WAITING_MESSAGES = 4
 _MOST_BYTES = 4096
-_MOST_WAITING_BYTES = 256 << 20  # of pictures that consoles do not read, and of what they say
+_MOST_WAITING_BYTES = 256 << 20  # unread images sent to consoles, and messages from them
 _MOST_CONSOLES = 16
 _MOST_COLUMNS = 64
 
 
 class ConsoleError(RobotRLError):
-    """The console cannot be opened, or the control loop cannot be reached from it."""
+    """The console cannot be opened, or cannot reach the control loop."""
 
 
 class Activity(StrEnum):
-    """The activity of the loop; members equal their text."""
+    """Activity of the control loop; members equal their text."""
 
     ACTING = "acting"  # an episode runs
-    RESETTING = "resetting"  # the robot is being brought to the next start
-    WAITING = "waiting"  # no episode runs, and the next is about to begin or to be asked for
-    PAUSED = "paused"  # the operator wants no further episode for now
+    RESETTING = "resetting"  # the robot moves to the next start pose
+    WAITING = "waiting"  # no episode runs; the next is about to start or must be requested
+    PAUSED = "paused"  # paused by the operator: no further episode for now
     STOPPED = "stopped"  # the robot holds still until the stop is cleared
     ENDED = "ended"  # the process is about to end
 
@@ -86,14 +86,14 @@ class InControl(StrEnum):
 
 @dataclass(frozen=True)
 class Situation:
-    """The facts of a moment, beside what was observed."""
+    """State of the loop at one moment, besides the observation."""
 
-    activity: Activity = Activity.WAITING  # what the loop is doing
+    activity: Activity = Activity.WAITING  # activity of the loop
     in_control: InControl = InControl.NOBODY  # who moves the robot
-    reason: str = ""  # why the robot holds still, where it does; empty otherwise
-    episode: int = 0  # number of the episode of this process, from 1; 0 before the first
-    episode_step: int = 0  # actions taken in it
-    time_limit_steps: int = 0  # actions after which it is cut
+    reason: str = ""  # why the robot holds still; empty if it does not
+    episode: int = 0  # number of the episode in this process, from 1; 0 before the first
+    episode_step: int = 0  # actions executed in the episode
+    time_limit_steps: int = 0  # actions after which it is truncated
     reward: float = 0.0  # of the last action
     total_reward: float = 0.0  # of the episode so far
     intervened_steps: int = 0  # actions of the operator in the episode
@@ -101,25 +101,25 @@ class Situation:
     policy_version: int = 0  # gradient updates behind the acting policy
     decision_seconds: float = 0.0  # from the tick to the sending of the last action [s]
     lateness_seconds: float = 0.0  # how late the last tick was reached [s]
-    instruction: str = ""  # what the robot is to do, in words
-    advice: str = ""  # what the coach tells the operator
-    # Seed of the scene that a person is to put back, where the run has pictures of it.
+    instruction: str = ""  # the robot's task as text
+    advice: str = ""  # the coach's advice to the operator
+    # Seed of the scene that a person must restore, if the run has images of it.
     wanted_scene: int | None = None
     action_names: tuple[str, ...] = ()  # columns of the actions
-    action: tuple[float, ...] = ()  # what was sent last, (d,) in [-1, 1]
-    stamp_observation: int = 0  # time of the observation on the clock of the environment [ns]
+    action: tuple[float, ...] = ()  # last action sent, (d,) in [-1, 1]
+    stamp_observation: int = 0  # observation time on the environment's clock [ns]
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """One moment of a control loop."""
 
-    situation: Situation = field(default_factory=Situation)  # the facts
-    # What was seen, by field name; its arrays are not written to any more.
+    situation: Situation = field(default_factory=Situation)  # state of the loop
+    # Observation by field name; the arrays are no longer modified.
     observation: Observation = field(default_factory=dict)
 
     def to_frames(self) -> list[Frame]:
-        """Make the frames of a message; large arrays are not copied."""
+        """Encode as message frames; large arrays are not copied."""
         values = self.observation.items()
         arrays = [(name, value.dtype.name, value.shape) for name, value in values]
         payload = [np.ascontiguousarray(v).reshape(-1).view(np.uint8).data for _, v in values]
@@ -127,7 +127,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, seen: SnapshotMessage, payload: Payload) -> Snapshot:
-        """Take a message of `to_frames` apart; `WireError` if it is not as it announces."""
+        """Decode a message from `to_frames`; `WireError` if arrays do not match its header."""
         found = [len(frame) for frame in payload]
         sizes = [
             math.prod(shape) * np.dtype(dtype).itemsize if dtype in DTYPES else -1
@@ -147,7 +147,7 @@ class Snapshot:
 
 
 class SnapshotMessage(Message):
-    """A snapshot: the facts, and for each frame the name, dtype and shape of an array."""
+    """A snapshot: the situation, and the name, dtype and shape of the array in each frame."""
 
     payload_frames: ClassVar[tuple[int, int]] = (0, MAXIMUM_PAYLOAD_FRAMES)
     situation: Situation
@@ -155,18 +155,18 @@ class SnapshotMessage(Message):
 
 
 class Hello(Message):
-    """A console goes on listening."""
+    """Keep-alive from a console."""
 
 
 class Event(Numbered):
-    """An event of the operator, and its time on the machine's steady clock [s]."""
+    """An operator event with its time on the machine's monotonic clock [s]."""
 
     event: Name
     at: float
 
 
 class Jog(Numbered):
-    """A motion of the operator's, for a moment."""
+    """A short operator motion."""
 
     motion: Annotated[tuple[float, ...], Meta(max_length=_MOST_COLUMNS)]
     gripper: float | None
@@ -174,22 +174,22 @@ class Jog(Numbered):
 
 
 class Alive(Message):
-    """The loop's process lives."""
+    """Heartbeat of the loop's process."""
 
 
 class Taken(Numbered):
-    """The loop's inbox has the event."""
+    """Acknowledges an event: it is in the loop's inbox."""
 
 
 def loop_folder(run: RunDirectory, actor: int) -> Path:
-    """The folder in which the process that has an actor's robot says where it listens."""
+    """Folder where the process that runs an actor's robot publishes its endpoint."""
     return run.path / "console" / f"actor-{actor}"
 
 
 class ConsoleLink:
-    """Connects an actor's control loop to any number of consoles, which come and go.
+    """Connects an actor's control loop to any number of consoles.
 
-    They find its endpoint in the run directory; what their operators say goes into the inbox.
+    Consoles find its endpoint in the run directory; their operator input goes into the inbox.
     """
 
     def __init__(self, run: RunDirectory, inbox: OperatorInbox, actor: int = 1) -> None:
@@ -204,7 +204,7 @@ class ConsoleLink:
         folder = loop_folder(run, actor)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # A console that does not read misses snapshots; it never makes anybody wait.
+            # A console that does not read misses snapshots; it never blocks the sender.
             self._listener = Listener(
                 "tcp://127.0.0.1:0",
                 folder=folder,
@@ -220,11 +220,11 @@ class ConsoleLink:
 
     @property
     def open_consoles(self) -> int:
-        """Number of consoles that listen now."""
+        """Number of connected consoles."""
         return len(self._leases)
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Make this the newest snapshot; `ConsoleError` where nobody hears the operator now."""
+        """Set the latest snapshot; `ConsoleError` if the link has failed."""
         self._newest = snapshot
         if self._problem is not None:
             raise ConsoleError(
@@ -232,7 +232,7 @@ class ConsoleLink:
             ) from self._problem
 
     def close(self) -> None:
-        """Send the newest snapshot once more, and hang up."""
+        """Send the latest snapshot if it is still unsent, and disconnect."""
         self._ending.set()
         self._thread.join()
         with contextlib.suppress(OSError):
@@ -242,7 +242,7 @@ class ConsoleLink:
         try:
             while not self._ending.is_set():
                 self._listener.poll(self._wait())
-                # At most so much that snapshots still go out.
+                # Bounded, so that snapshots still go out.
                 for received in islice(iter(self._listener.receive, None), _MOST_MESSAGES):
                     self._take(*received)
                 now = time.monotonic()
@@ -261,11 +261,11 @@ class ConsoleLink:
             self._listener.close()
 
     def _wait(self) -> float:
-        """Seconds until there may be something to send, unless a message comes."""
+        """Seconds until there may be something to send, unless a message arrives."""
         if not self._leases:
             return _IDLE_SECONDS
         if self._newest is self._sent:
-            # This thread looks for new ones: to wake it would cost the loop a system call.
+            # Poll for new ones: waking this thread would cost the loop a system call.
             return _LOOK_SECONDS
         return max(0.0, self._next_snapshot - time.monotonic())
 
@@ -280,7 +280,7 @@ class ConsoleLink:
             self._listener.send(console, frames)
 
     def _take(self, console: bytes, frames: list[Frame]) -> None:
-        """Do what one message of a console asks for, or answer with a refusal."""
+        """Handle one console message, or reply with a refusal."""
         message = None
         try:
             message, _ = self._decoder.decode(frames)
@@ -292,10 +292,10 @@ class ConsoleLink:
                         expected=_MOST_CONSOLES,
                     )
                 if console not in self._leases:
-                    self._sent = None  # so that a new console gets the newest snapshot at once
+                    self._sent = None  # so that a new console gets the latest snapshot at once
                 self._leases[console] = time.monotonic() + LEASE_SECONDS
             elif isinstance(message, Event):
-                if message.event != OperatorEvent.STOP:  # a stop never comes too late
+                if message.event != OperatorEvent.STOP:  # a stop is never too late
                     _check_age(message.at, MOST_EVENT_AGE_SECONDS)
                 self._inbox.ask(message.event)
                 self._listener.send(console, encode(Taken(request=message.request)))
@@ -308,7 +308,7 @@ class ConsoleLink:
 
 
 def _check_age(at: float, most_seconds: float) -> None:
-    """Refuse a message that waited in a queue for longer than this [s]."""
+    """Raise `ConsoleError` if a message is older than `most_seconds`."""
     age = time.monotonic() - at
     if age > most_seconds:
         raise ConsoleError(

@@ -1,1 +1,1 @@
-"""Environments: one Gymnasium environment over the Robot seam, simulated or real."""
+"""Environments: one Gymnasium environment for all robots, simulated or real."""

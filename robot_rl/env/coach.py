@@ -1,4 +1,4 @@
-"""A coach for the operator: says when the policy is unlikely to succeed without help."""
+"""Coach for the operator: warns when the policy is unlikely to succeed without help."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-# The policy changes while it learns, so only so many of the last episodes count, helped ones too:
-# where all are helped nothing is known of it any more, and it is tried again.
+# The policy changes while it learns, so only this many recent episodes count, including helped
+# ones: if all were helped, nothing is known about the policy and it gets another try.
 _MEMORY = 40
-# Episodes to compare with, and the share of them that failed, from which help is advised.
+# Least number of comparable episodes, and least failure rate among them, to advise help.
 _LEAST, _FAILS = 6, 0.7
 
 
 class Coach:
-    """Compares the running episode with the last ones; it has no influence on the robot.
+    """Compares the running episode with recent ones; it has no influence on the robot.
 
-    It says "help now" where most earlier episodes failed once the policy had acted for as long as
-    now: since the episode began, or since the operator handed back. Episodes with help, or cut
-    short, do not count. `note` is called with new advice.
+    It advises "help now" if most earlier episodes that outlasted the policy's current unaided
+    stretch failed. The stretch starts with the episode or when the operator hands back. Episodes
+    with help, or cut short, do not count. `note` is called with new advice.
 
     `episodes` are records of earlier episodes, with ``success`` and `facts`.
     """
@@ -29,7 +29,7 @@ class Coach:
         note: Callable[[str], None] = lambda advice: None,
     ) -> None:
         past = ((int(e.get("alone_steps", 0)), bool(e["success"])) for e in episodes)
-        self._past = deque(past, maxlen=_MEMORY)  # steps alone, success
+        self._past = deque(past, maxlen=_MEMORY)  # steps without help, success
         self._note = note
         self._steps = self._alone_steps = 0
         self._success = False
@@ -39,13 +39,13 @@ class Coach:
     def facts(self) -> dict[str, object]:
         """Facts to record of an episode.
 
-        ``advices``: how often the coach began to say something. ``alone_steps``: the length of an
-        episode that nobody helped or cut short; 0 of any other.
+        ``advices``: how often the coach started to give advice. ``alone_steps``: the length of an
+        episode that was neither helped nor cut short; otherwise 0.
         """
         return {"advices": self._advices, "alone_steps": self._alone_steps}
 
     def begin(self) -> None:
-        """An episode begins, without advice."""
+        """Start an episode without advice."""
         if self._steps:
             self._past.append((self._alone_steps, self._success))
         self._steps = self._since = self._advices = self._alone_steps = 0
@@ -53,9 +53,9 @@ class Coach:
         self._advice = ""
 
     def step(self, *, intervened: bool, over: bool, success: bool) -> str:
-        """Advice to the operator after a step; empty for none.
+        """Return advice to the operator after a step; empty for none.
 
-        `over`: the episode has come to its end by itself.
+        `over`: the episode has ended on its own.
         """
         self._steps += 1
         self._since = 0 if intervened else self._since + 1

@@ -16,7 +16,7 @@ from robot_rl.env.task import Expert
 
 
 def decided(action: npt.NDArray[np.float32]) -> Decision:
-    """The decision to take an action (1, d), without any policy behind it."""
+    """Wrap an action (1, d) as a decision without a policy."""
     zero = np.zeros(1, np.int64)
     return Decision(
         base_action=np.zeros_like(action),
@@ -45,7 +45,7 @@ class _WithoutPolicy:
 
 
 class ExpertController(_WithoutPolicy):
-    """Lets a scripted expert decide in the one environment whose true state it sees."""
+    """Runs a scripted expert in the one environment whose true state it reads."""
 
     def __init__(self, expert: Expert) -> None:
         self._expert = expert
@@ -54,7 +54,7 @@ class ExpertController(_WithoutPolicy):
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self._rng = np.random.default_rng(seeds[0])
         self._expert.reset(self._rng)
 
@@ -64,7 +64,7 @@ class ExpertController(_WithoutPolicy):
 
 
 class IdleController(_WithoutPolicy):
-    """Keeps arms where they are and grippers at their last command; a person does the rest."""
+    """Holds arms in place and grippers at their last command; a person does the rest."""
 
     def __init__(self, action_names: Sequence[str]) -> None:
         self._names = tuple(action_names)

@@ -1,4 +1,4 @@
-"""Makes environments and sessions from a configuration: task, robot, clock, operator, reward."""
+"""Build environments and sessions from a configuration: task, robot, clock, operator, reward."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from policies.behaviour import Behaviour
 
-_STARTING_SECONDS = 15.0  # in which the nodes that a command starts may come up
+_STARTING_SECONDS = 15.0  # startup time for nodes that a command starts
 _FOR_ARMS = (
     "no device can drive two arms yet: bring demonstrations along with robot-rl import, then"
     " dataset=PATH"
@@ -45,15 +45,15 @@ def make_env(
 ) -> RobotEnv:
     """Make the environment that `task`, `robot`, `observation` and the clock describe.
 
-    The robot gets `further_cameras` beside its own.
+    The robot gets `further_cameras` besides its own.
 
     Raises:
-        RobotRLError: The task has not the form that the robot needs, or the domain is for another.
+        RobotRLError: The task lacks the section that the robot needs, or `domain` does not apply.
     """
     make = _make_arms if config["arms"] else _make_robot
     robot, task = make(config, further_cameras)
     rate = config["control_rate_hz"]
-    if rate is None:  # only robots with a rate of their own may have none here
+    if rate is None:  # allowed only for robots that define their own rate
         rate = getattr(robot, "control_rate_hz", None)
     clock = make_clock(str(config["clock"]), rate)
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
@@ -62,7 +62,7 @@ def make_env(
 def _make_arms(
     config: Mapping[str, Any], cameras: Sequence[Mapping[str, Any]]
 ) -> tuple[Robot, Task]:
-    """Make each of `arms`; they do the task each, and are done together."""
+    """Make each of `arms`. Each arm does the task; success needs all of them."""
     robots: dict[str, Robot] = {}
     tasks: dict[str, Task] = {}
     try:
@@ -77,7 +77,7 @@ def _make_arms(
 
 
 def _arms_alone(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The configuration of each of `arms` if it were the only one."""
+    """Single-arm configuration of each of `arms`."""
     return {str(arm): {**config, **own, "arms": {}} for arm, own in config["arms"].items()}
 
 
@@ -97,7 +97,7 @@ def _make_robot(
 
 
 def check_env(config: Mapping[str, Any]) -> None:
-    """Check what can be checked before a robot is there: before its nodes are started.
+    """Check the configuration before the robot's nodes are started.
 
     Raises:
         RobotRLError: As `make_env`.
@@ -120,8 +120,8 @@ def _task_and_domain(config: Mapping[str, Any]) -> tuple[Task, Domain]:
 
 
 def task_form(config: Mapping[str, Any]) -> str:
-    """Which section of the task the robot needs; `RobotRLError` where the task has none."""
-    # A simulated task is in a world; one on topics hears where its objects are.
+    """The section of the task that the robot needs; `RobotRLError` if the task lacks it."""
+    # A simulated task has a world; a task on topics receives object poses.
     form = str(config["robot"].get("task", "environment"))
     if form not in config["task"]:
         raise RobotRLError(
@@ -134,9 +134,9 @@ def task_form(config: Mapping[str, Any]) -> str:
 
 
 def make_task(task: str, overrides: Sequence[str] = ()) -> RobotEnv:
-    """Make the environment of a task by its name: what `gymnasium.make` calls.
+    """Make the environment of a task by name; the entry point for `gymnasium.make`.
 
-    `overrides` are of the configuration, such as `observation=pixels`.
+    `overrides` are configuration overrides, such as `observation=pixels`.
     """
     from robot_rl.config import compose  # late: loads Hydra
 
@@ -144,7 +144,7 @@ def make_task(task: str, overrides: Sequence[str] = ()) -> RobotEnv:
 
 
 def has_domain(config: Mapping[str, Any]) -> bool:
-    """Whether the configured robot is simulated in a way that `domain` can change."""
+    """Whether the configured robot is a simulation that takes a `domain`."""
     return registry.takes(config["robot"], Robot, "domain")
 
 
@@ -154,13 +154,13 @@ def make_expert(
     part: str = "expert",
     **replaced: Any,
 ) -> Expert:
-    """Make the scripted expert of the configured task, looking at `env`'s true state.
+    """Make the configured task's scripted expert, which reads `env`'s true state.
 
-    It is the `part` of the task: `expert`, or `hand` of a simulated operator, with some arguments
-    `replaced`. Over topics it sees the copy of the simulated world that the robot keeps.
+    `part` is the task's key: `expert`, or `hand` for a simulated operator. `replaced` overrides
+    some arguments. Over topics the expert reads the robot's copy of the simulated world.
 
     Raises:
-        RobotRLError: The task has none.
+        RobotRLError: The task has no such expert.
     """
     check_expert(config, part)
     if isinstance(env.robot, MultiArm):
@@ -188,7 +188,7 @@ def _make_expert(
 
 
 def check_expert(config: Mapping[str, Any], part: str = "expert") -> None:
-    """Raise `RobotRLError` where the configured task has no scripted expert."""
+    """Raise `RobotRLError` if the configured task has no scripted expert."""
     if config["task"][part] is None:
         raise RobotRLError(
             f"the task {config['task']['name']!r} has no scripted expert on this robot",
@@ -201,13 +201,13 @@ def check_expert(config: Mapping[str, Any], part: str = "expert") -> None:
 
 
 def make_inbox(config: Mapping[str, Any]) -> OperatorInbox:
-    """Make the inbox of the process that steps the environment of a configuration."""
-    # Simulated time may stand still while a motion ages on the wall clock.
+    """Make the inbox of the process that steps the environment."""
+    # Simulated time may stand still while a motion expires on the wall clock.
     return OperatorInbox(math.inf if config["clock"] == "stepped" else JOG_TIMEOUT_S)
 
 
 def check_device(config: Mapping[str, Any]) -> None:
-    """Raise `RobotRLError` where this machine cannot use the device of `teleop`."""
+    """Raise `RobotRLError` if this machine cannot use the device of `teleop`."""
     if config["teleop"]["device"] is not None:
         registry.make(config["teleop"]["device"], Device)
 
@@ -226,33 +226,33 @@ def make_session(
     stopped: Callable[[], bool] = lambda: False,
     load_policy: Callable[[RunDirectory], tuple[Behaviour, int]] | None = None,
 ) -> Session:
-    """Make the configured environment with operator, reward and reset: the one place that does.
+    """Make the configured environment with operator, reward and reset.
 
     Args:
         config: The whole configuration.
-        run: Where faults are written.
-        operated: Whether an operator is heard: the configured ones and devices, all that write to
-            the inbox, and on ROS topics the clients of its services.
-        inbox: Where they are heard; None: a new one.
-        resets: Whether the configured reset begins the episodes; else the one who drives does.
-        cameras: Further cameras, as `observation.cameras`; None: those of the configured reward,
-            which only the source sees. One of a name that is there already is not added.
-        source: The reward source; None: the configured one.
+        run: Run directory for faults.
+        operated: Whether operator input is read: from configured operators and devices, all writers
+            to the inbox and, on ROS topics, service clients.
+        inbox: The operator's input; None for a new inbox.
+        resets: Whether to use the configured reset; otherwise the robot's own.
+        cameras: Further cameras, as `observation.cameras`; None for those of the configured reward,
+            visible only to the source. A camera whose name already exists is not added.
+        source: The reward source; None for the configured one.
         coach: See `Session`.
         episodes: See `Session`.
-        stopped: Says when the process is to end, which ends the motion of a reset too.
+        stopped: Returns whether the process should end, which also ends a reset motion.
         load_policy: Loads the policy of the run `reset.run`, which undoes each episode.
 
     Raises:
         RewardError: The model of the configured reward cannot be read.
         RobotRLError: As `make_env`; or the device of `teleop` cannot be connected or cannot move
-            this robot; or the operator is a simulated one, and the task has no scripted expert.
+            this robot; or the operator is simulated and the task has no scripted expert.
     """
     source = make_source(config) if source is None else source
     own = config["observation"]["cameras"]
     further = config["reward"]["cameras"] if cameras is None else cameras
     observed = {camera["name"] for camera in own or ()}
-    # A robot whose own cameras are None shows all that it has.
+    # A robot with `cameras` None observes all its cameras.
     further = [c for c in further if own is not None and c["name"] not in observed]
     forms = ("images/{}", "images/{}_depth", "points/{}") if cameras is None else ()
     env = make_env(config, further)
@@ -280,14 +280,14 @@ def make_session(
 
 
 def make_source(config: Mapping[str, Any]) -> RewardSource:
-    """Make the configured reward source; a `RewardError` says that its model cannot be read."""
+    """Make the configured reward source; `RewardError` if its model cannot be read."""
     return registry.make(config["reward"]["source"], RewardSource)
 
 
 def make_devices(
     config: Mapping[str, Any], env: RobotEnv, inbox: OperatorInbox
 ) -> list[InputDevice]:
-    """Make what writes to the inbox from the loop itself: a simulated operator, or a device.
+    """Make the inbox writers in the loop's process: a simulated operator, or a device.
 
     Raises:
         RobotRLError: As `make_session`.
@@ -301,7 +301,7 @@ def make_devices(
                 got="operator=simulated",
                 expected="operator=none",
             )
-        # Where nobody knows the true state there is neither; the error is about the expert.
+        # Without a known true state there is neither; the error names the expert.
         known = config["task"]["expert"] is not None
         part = "hand" if known and "hand" in config["task"] else "expert"
         from robot_rl.env.sim.task import Imperfections  # late: loads MuJoCo
@@ -318,9 +318,9 @@ def make_devices(
 def _make_teleop_input(
     config: Mapping[str, Any], action_names: Sequence[str], inbox: OperatorInbox
 ) -> TeleopInput:
-    """Connect the device of `teleop`, with which a person drives what has these columns."""
+    """Connect the device of `teleop` for a robot with these action columns."""
     device, joints = config["teleop"]["device"], joint_columns(action_names)
-    leads = registry.takes(device, Device, "engage_within")  # it is a leader arm
+    leads = registry.takes(device, Device, "engage_within")  # a leader arm
     unmovable = unmovable_columns(action_names)
     one_arm = not any("/" in name for name in joints)
     if leads and not (joints and one_arm and len(joints) == len(device["joint_names"])):
@@ -353,14 +353,14 @@ def _make_teleop_input(
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:
-    """Keys and widths of the numbers that the policy sees: `observation.states`; null: all.
+    """Keys and widths of the policy's states: `observation.states`, or all if null.
 
-    `RobotRLError` where it is to see what the robot does not observe.
+    `RobotRLError` if the robot does not observe one of them.
     """
     every = [name for name in schema.observation_names if name.startswith("state/")]
     names = config["observation"]["states"]
     names = every if names is None else names
-    if config["arms"]:  # what a task says of one arm it says of all
+    if config["arms"]:  # a name without an arm stands for all arms
         each = [
             name if name in every else of_arm(arm, name) for name in names for arm in config["arms"]
         ]
@@ -370,7 +370,7 @@ def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, i
 
 
 def check_observed(names: Sequence[str], every: Sequence[str]) -> None:
-    """Raise `RobotRLError` where some of the names of states are not those of a robot."""
+    """Raise `RobotRLError` if the robot does not observe some of the named states."""
     unknown = [str(name) for name in names if name not in every]
     if unknown:
         raise RobotRLError(

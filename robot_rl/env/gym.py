@@ -1,6 +1,6 @@
-"""Any Gymnasium environment by its id, behind the same seam as a robot.
+"""Any Gymnasium environment by its id, through the robot interface.
 
-`GymRobot` steps the environment; `GymTask` judges by the reward, ends and success that it reports.
+`GymRobot` steps the environment; `GymTask` passes on its reward, episode end and success.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ from robot_rl.env.sim.cameras import CameraOptions
 from robot_rl.env.task import Outcome, refuse_resume
 from robot_rl.errors import RobotRLError, installing
 
-_SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first that is there counts
-# What `GymRobot.success` may be beside a key: see there.
+_SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first one present counts
+# Values of `GymRobot.success` other than a key; see there.
 LAST, ANY, REWARDED, TERMINATED, NO_SUCCESS = "last", "any", "rewarded", "terminated", "none"
-# Where the observation of an environment with goals holds what is reached, and the goal.
+# Observation names of goal environments: the achieved goal, and the desired goal.
 ACHIEVED, DESIRED = "state/achieved_goal", "state/desired_goal"
 _FILMED = "rgb_array"  # the render mode
 _STEPPED = "observation, reward, terminated, truncated, info"
-# Packages of environments that the extra `gym` installs.
+# Environment packages that the extra `gym` installs.
 _PEERS = ("gym_hil", "gymnasium_robotics")
 
 
 @dataclass(eq=False)
 class GymTask:
-    """The task of a Gymnasium environment: all of it is the environment's own."""
+    """The task of a Gymnasium environment, defined entirely by the environment."""
 
     name: str  # recorded with every episode
-    instruction: str  # what the robot is to do, in words
-    # Steps after which an episode is truncated; None: the environment's own `max_episode_steps`,
-    # which its robot puts here.
+    instruction: str  # the robot's task as text
+    # Steps after which an episode is truncated; if None, `GymRobot` sets it to the environment's
+    # own `max_episode_steps`.
     time_limit_steps: Any
     observation_fields: tuple[Field, ...] = field(default=(), init=False)
-    robot: GymRobot = field(init=False)  # the one that steps the environment, which sets this
+    robot: GymRobot = field(init=False)  # steps the environment; sets this itself
 
     def reset(self, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-        """Nothing to draw: the environment places its robot itself, wherever this pose is."""
+        """Return a placeholder pose: the environment places its robot itself."""
         return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Refused: Gymnasium environments begin with a reset."""
+        """Refuse: Gymnasium environments start with a reset."""
         refuse_resume(self.name)
 
     def observe(self) -> Observation:
-        """Nothing: all that the environment shows is the robot's observation."""
+        """Return nothing: `GymRobot` provides the whole observation."""
         return {}
 
     def outcome(self) -> Outcome:
-        """The environment's own verdict on the last step."""
+        """Return the environment's own result of the last step."""
         return self.robot.last_outcome
 
 
@@ -80,38 +80,38 @@ class GymTask:
 class GymRobot:
     """Steps a Gymnasium environment as if it were a robot.
 
-    Its observation space is a Box, which is called `observation`, or a Dict; keys of nested Dicts
-    are joined by `_`. Numbers become `state/<key>` float32 (n,), flattened. Pictures become
-    `images/<key>`: colour uint8 (height, width, 3), depth uint16 (height, width, 1) [mm]; see
-    `robot_rl.data.pictures`. Actions in [-1, 1] are scaled to the bounds of its action space, a
-    Box. It is made with the render mode "rgb_array" if it has that.
+    The observation space is a Box, named `observation`, or a Dict; keys of nested Dicts are joined
+    by `_`. Numbers become `state/<key>` float32 (n,), flattened. Images become `images/<key>`:
+    colour uint8 (height, width, 3), depth uint16 (height, width, 1) [mm]; see
+    `robot_rl.data.pictures`. Actions in [-1, 1] are scaled to the bounds of the action space, a
+    Box. The environment is made with the render mode "rgb_array" if it has that.
 
     Attributes:
         env: The environment itself.
-        control_rate_hz: The environment's own steps per second, and `rate_source` what says so:
-            its `dt`, or "render_fps" in its metadata; 10 where it says nothing.
-        success_from: Key that the newest info has reported success with; None while there is none.
+        control_rate_hz: The environment's steps per second, 10 if not specified. `rate_source`
+            names its source: `dt`, or "render_fps" in the metadata.
+        success_from: Info key that last reported success; None if there was none yet.
     """
 
     task: GymTask
-    # Id of the environment. Of `module:id`, or `namespace/id` and a module of that name, the module
-    # is imported first, so that it can register its environments.
+    # Environment id. For `module:id`, or `namespace/id` with a module of that name, the module is
+    # imported first, so that it can register its environments.
     id: str
     arguments: Mapping[str, Any]  # keyword arguments of the environment
-    # Which of its pictures are observed: each has the name `<key>`. None: all of them.
+    # Images to observe, each named `<key>`; None for all.
     cameras: Sequence[CameraOptions] | None = None
-    # Share of the action space's range about its middle that is used, for each of its columns; one
-    # with 0 stays in the middle and is no column of the action. None: all of the range.
+    # Fraction of the action range to use about its centre, per column; a column with 0 stays at the
+    # centre and is not part of the action. None for the full range.
     action_scale: Sequence[float] | None = None
-    # What makes an episode a success:
-    # - KEY: what the info says under this key at the "last" step, as in gymnasium-robotics, where
-    #   the object has to stay; "any KEY": at any step, as in Meta-World, and at all steps after it.
-    #   "last" and "any" alone: under success, is_success or succeed.
-    # - "rewarded": the same as "last", and where the info has no such key, that the episode
-    #   terminates with a positive reward; "terminated": that it terminates.
-    # - "none": nothing; no success is counted.
+    # Success criterion of an episode:
+    # - KEY: the info's value of this key at the "last" step, as in gymnasium-robotics, where the
+    #   object has to stay; "any KEY": at any step, as in Meta-World, and at all steps after it.
+    #   "last" and "any" without a key read success, is_success or succeed.
+    # - "rewarded": as "last"; if the info has no such key, termination with a positive reward.
+    #   "terminated": any termination.
+    # - "none": no success is counted.
     success: str = LAST
-    # Sum of rewards from which an episode is a success at its end, whatever the info says; or None.
+    # Least return for success at the end of an episode, overriding the info; or None.
     success_return: float | None = None
     simulated = True
     clamped = False  # actions in [-1, 1] are within its bounds
@@ -144,7 +144,7 @@ class GymRobot:
             raise
 
     def _look(self) -> None:
-        """Take from the environment what it observes, how it acts, and how long."""
+        """Read the environment's observations, actions, rate and time limit."""
         id, task = self.id, self.task
         self._spaces = _spaces(self.env)
         self._columns = columns_of(id, self._spaces[0], self.cameras)
@@ -180,15 +180,15 @@ class GymRobot:
 
     @property
     def has_goals(self) -> bool:
-        """Whether it observes goals, and can give the reward of any goal."""
+        """Whether it observes goals and can compute the reward of any goal."""
         fields = {field.name for field in self.observation_fields}
         return {ACHIEVED, DESIRED} <= fields and self.env.has_wrapper_attr("compute_reward")
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
-        """Reset the environment with a seed from `rng`; it starts where it likes."""
+        """Reset the environment with a seed from `rng`; `start_pose` is ignored."""
         self._seed, self._steps, self._return = int(rng.integers(2**31)), 0, 0.0
         self.last_outcome = Outcome(0.0, terminated=False, truncated=False, success=False)
-        # Some, such as gym_hil, draw from NumPy's global generator; else nobody could repeat them.
+        # Some, such as gym_hil, use NumPy's global generator; seed it for reproducibility.
         state = np.random.get_state()
         np.random.seed(self._seed)
         try:
@@ -205,15 +205,15 @@ class GymRobot:
             )
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Nothing moves between steps."""
+        """Do nothing: the environment does not move between steps."""
 
     def apply(self, action: Action) -> Action:
-        """Take an action (d,) in [-1, 1] for the coming step."""
+        """Store an action (d,) in [-1, 1] for the next step."""
         self._action[self._used] = action
         return action
 
     def advance(self, period: float) -> None:
-        """Step the environment once; how long that is, it knows itself."""
+        """Step the environment once, whatever its own step duration; `period` is ignored."""
         share = 0.5 * (1.0 + self._scale * self._action)
         target = (self._low + share * (self._high - self._low)).clip(self._low, self._high)
         space = self.env.action_space
@@ -236,22 +236,22 @@ class GymRobot:
         self.last_outcome = Outcome(reward, terminated, truncated, success)
 
     def observe(self) -> Observation:
-        """The newest observation of the environment."""
+        """Return the latest observation of the environment."""
         now, last = self._now, self.last_observation
         return {column.field.name: column.read(now, last) for column in self._columns}
 
     @property
     def within_its_space(self) -> bool:
-        """Whether the newest observation has the dtypes and bounds that its space declares."""
+        """Whether the latest observation has the dtypes and bounds of its space."""
         return bool(self._spaces[0].contains(self.last_observation))
 
     @property
     def _now(self) -> str:
-        """Where to look for what was wrong: which environment, episode and step."""
+        """Environment, episode and step, for error messages."""
         return f"{self.id}, in step {self._steps} after reset(seed={self._seed}),"
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """A picture from the environment: uint8 (height, width, 3) RGB, cut to an even size."""
+        """Render an image: uint8 (height, width, 3) RGB, cropped to an even size."""
         if self.env.render_mode != _FILMED:
             raise GymError(
                 f"the environment {self.id} cannot be filmed",
@@ -260,7 +260,7 @@ class GymRobot:
             )
         try:
             drawn: Any = self.env.render()
-        except Exception as error:  # whatever its own renderer does
+        except Exception as error:  # from its own renderer
             raise GymError(
                 f"the environment {self.id} cannot be drawn",
                 got=repr(error),
@@ -277,14 +277,14 @@ class GymRobot:
         return np.ascontiguousarray(frame[:height, :width])
 
     def hold(self) -> None:
-        """Nothing moves between steps."""
+        """Do nothing: the environment does not move between steps."""
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
 
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
-        """Call the environment's own code; its errors become ours."""
+        """Call the environment's own code; wrap its errors in `GymError`."""
         try:
             return call()
         except RobotRLError:
@@ -308,7 +308,7 @@ class GymRobot:
         for key in self._success_keys:
             if key in info:
                 self.success_from = key
-                # Some say nothing, None, until the end.
+                # Some report None until the end.
                 return info[key] is not None and flag_of(f"info[{key!r}] of {self._now}", info[key])
         if self._success_keys is not _SUCCESS_KEYS and (terminated or truncated):
             raise GymError(
@@ -321,7 +321,7 @@ class GymRobot:
 
 
 def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    choose_backend()  # some make a renderer even where no image is asked for
+    choose_backend()  # some create a renderer even if no image is requested
     # Importing `module:id`'s module, or the namespace of an unknown `namespace/id`, registers it.
     package, namespace = id.rpartition(":")[0], id.partition("/")[0]
     if not package and namespace != id and id not in gymnasium.registry:
@@ -356,7 +356,7 @@ def _explained(id: str, error: Exception) -> tuple[str, str]:
     if isinstance(error, gymnasium.error.Error):
         hint = "give an id that Gymnasium knows, or FILE:ID, where importing the file adds it"
         return f"there is no environment {id!r}", hint
-    if "gymnasium.Env" in str(error):  # in other words in each version, but always with these
+    if "gymnasium.Env" in str(error):  # the wording varies by version but always has this
         hint = "inherit from gymnasium.Env, and in wrappers from gymnasium.Wrapper"
         return f"{named} is no gymnasium.Env, or wraps what is none", hint
     if isinstance(error, TypeError) and "argument" in str(error):
@@ -365,7 +365,7 @@ def _explained(id: str, error: Exception) -> tuple[str, str]:
 
 
 def _drawing(id: str) -> dict[str, str]:
-    """The argument that makes an environment draw itself when asked to, if it takes it."""
+    """The `render_mode` argument for off-screen rendering, if the environment takes it."""
     spec = gymnasium.registry.get(id.rpartition(":")[2])
     if spec is None or spec.entry_point is None or "render_mode" in spec.kwargs:
         return {}
@@ -392,20 +392,19 @@ def _own_rate(env: gymnasium.Env[Any, Any]) -> tuple[float, str | None]:
 
 @dataclass(kw_only=True, eq=False)
 class GymHilPickExpert:
-    """Picks up the cube of `gym_hil/PandaPickCubeBase-v0`, which comes with no expert, imperfectly.
+    """Imperfect expert for `gym_hil/PandaPickCubeBase-v0`, which has none of its own.
 
-    The action is x, y, z [action_scale metres] and the gripper's change, as `robot=gym_hil` has
-    them.
+    The action is x, y, z [action_scale metres] and the gripper's change, as in `robot=gym_hil`.
     """
 
     task: GymTask
-    offset: float  # standard deviation of its error about the cube's position, per axis [m]
+    offset: float  # standard deviation of its error in the cube's position, per axis [m]
     action_noise: float  # standard deviation of noise on each action column
     step: float  # metres that an action of 1 moves the TCP's target
-    speed_low: float  # slowest pace of an episode, as a share of the largest action
+    speed_low: float  # slowest pace of an episode, as a fraction of the largest action
     hover: float  # height over the cube until it is above it [m]
-    align: float  # distance at which it goes on to the next phase [m]
-    close_steps: int  # control steps that the gripper is given to close
+    align: float  # distance at which the next phase starts [m]
+    close_steps: int  # control steps allowed for closing the gripper
     _descending: bool = field(default=False, init=False)
     _closing: int = field(default=0, init=False)
 
@@ -417,9 +416,9 @@ class GymHilPickExpert:
         self._closing = 0
 
     def act(self, rng: np.random.Generator) -> Action:
-        """Over the cube, down, close, up."""
+        """Move over the cube, descend, close, lift."""
         seen = self.task.robot.last_observation
-        # `agent_pos` holds 7 joint angles, 7 velocities, the gripper, the TCP's position.
+        # `agent_pos` has 7 joint angles, 7 velocities, the gripper, the TCP's position.
         way = seen["environment_state"] + self._error - seen["agent_pos"][-3:]
         self._descending = self._descending or float(np.hypot(way[0], way[1])) < self.align
         if self._closing or (self._descending and abs(float(way[2])) < self.align):

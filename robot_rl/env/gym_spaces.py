@@ -1,4 +1,4 @@
-"""The spaces of a Gymnasium environment as columns, and checks of what it returns."""
+"""Columns from the spaces of a Gymnasium environment, and checks of its return values."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ from robot_rl.errors import RobotRLError
 
 CORRECT_IT = "correct the environment, or wrap it and register what you made"
 _WRAP = "wrap the environment, and register what you made"
-# A bound beyond this says nothing of what an action may be, as if it were infinite: float32's
-# largest number stands in many spaces.
+# Bounds beyond this count as infinite: many spaces use float32's largest number.
 _LARGEST_BOUND = 1e6
 
 
 class GymError(RobotRLError):
-    """A Gymnasium environment that cannot be made, or does what nothing can be learned from."""
+    """A Gymnasium environment that cannot be made, or that is unusable for learning."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One entry of an observation, and the field that it becomes."""
+    """One entry of an observation, and its field in the rows."""
 
-    path: tuple[Any, ...]  # its keys in nested Dicts; empty where the observation is a Box
+    path: tuple[Any, ...]  # its keys in nested Dicts; empty if the observation is a Box
     field: Field
     shape: tuple[int, ...]  # in the space
     picture: PictureForm | None  # None: numbers
 
     @property
     def stored(self) -> str:
-        """The kind of value in the space, in a word."""
+        """The kind of value in the space, as text."""
         return "numbers" if self.picture is None else self.picture.stored
 
     def read(self, now: str, observation: Any) -> npt.NDArray[Any]:
-        """Take its value out of an observation; `now` says which one, in words.
+        """Read its value from an observation; `now` describes the step for error messages.
 
         Raises:
-            GymError: It is not what the space declares, or not finite.
+            GymError: It does not match the space, or is not finite.
         """
         try:
             given = np.asarray(functools.reduce(operator.getitem, self.path, observation))
@@ -63,7 +62,7 @@ class Column:
                 expected=None if isinstance(error, PictureError) else f"{self.stored} {self.shape}",
                 hint=CORRECT_IT,
             ) from error
-        with np.errstate(over="ignore"):  # what float32 cannot hold is not finite
+        with np.errstate(over="ignore"):  # float32 overflow becomes non-finite
             value = np.array(given, self.field.dtype).reshape(self.field.shape)
         if not np.isfinite(value).all():
             raise GymError(f"{self.field.name} of {now} is not finite", got=value, hint=CORRECT_IT)
@@ -75,12 +74,12 @@ def columns_of(
 ) -> list[Column]:
     """The columns of an observation space of the environment `id`.
 
-    Numbers of a Box become float32 (n,) under `state/<key>`, pictures RGB or depth under
-    `images/<key>`; keys of nested Dicts are joined by `_`. Of the pictures there are those that
-    `cameras` name, as `CameraOptions` without further wishes; None: all.
+    Numbers of a Box become float32 (n,) under `state/<key>`, RGB or depth images become
+    `images/<key>`; keys of nested Dicts are joined by `_`. `cameras` selects images by name, as
+    `CameraOptions` with default options; None for all.
 
     Raises:
-        GymError: A part of the space is neither, two parts get one name, or a camera none.
+        GymError: A part of the space is neither, two parts share a name, or a camera has no image.
     """
     found = _columns(id, space, ())
     names = Counter(column.field.name for column in found)
@@ -142,11 +141,11 @@ def bounds_of(id: str, space: spaces.Space[Any]) -> npt.NDArray[np.float64]:
     """The lowest and highest actions (2, c) of an action space of the environment `id`.
 
     Raises:
-        GymError: It is no Box, or its bounds say nothing of what an action may be.
+        GymError: It is not a Box, or its bounds are not usable.
     """
     if isinstance(space, spaces.Box) and np.prod(space.shape):
         bounds = np.stack([space.low.ravel(), space.high.ravel()]).astype(np.float64)
-        if (np.abs(bounds) <= _LARGEST_BOUND).all():  # not of NaN either
+        if (np.abs(bounds) <= _LARGEST_BOUND).all():  # false for NaN
             return bounds
     raise GymError(
         f"the action space of {id} is not supported",
@@ -158,7 +157,7 @@ def bounds_of(id: str, space: spaces.Space[Any]) -> npt.NDArray[np.float64]:
 
 
 def number_of(what: str, given: Any) -> float:
-    """A finite number, or an array with one; `GymError` where it is something else."""
+    """Convert a finite number, or an array with one; `GymError` for anything else."""
     value, number = np.asarray(given), math.nan
     if value.size == 1 and value.dtype.kind in "biufO":
         with suppress(TypeError, ValueError, OverflowError):
@@ -170,7 +169,7 @@ def number_of(what: str, given: Any) -> float:
 
 
 def flag_of(what: str, given: Any) -> bool:
-    """True or false, or an array with one; `GymError` where it is something else."""
+    """Convert a bool, or an array with one; `GymError` for anything else."""
     value = np.asarray(given)
     if value.size != 1 or value.dtype.kind not in "biuf" or np.isnan(value).any():
         raise GymError(f"{what} is neither true nor false", got=repr(given), hint=CORRECT_IT)
@@ -178,10 +177,10 @@ def flag_of(what: str, given: Any) -> bool:
 
 
 def parts_of(what: str, given: Any, names: str) -> tuple[Any, ...]:
-    """Check what a reset or a step returned: a tuple with these parts, the last a dict.
+    """Check the return value of reset or step: a tuple with these parts, the last a dict.
 
     Raises:
-        GymError: It returned something else.
+        GymError: The return value is something else.
     """
     expected = names.split(", ")
     if isinstance(given, tuple) and len(given) == len(expected):
@@ -199,5 +198,5 @@ def parts_of(what: str, given: Any, names: str) -> tuple[Any, ...]:
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without the sides that change nothing."""
+    """A shape without dimensions of size 1."""
     return tuple(n for n in shape if n != 1)

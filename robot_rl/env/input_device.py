@@ -1,4 +1,4 @@
-"""Input devices of an operator, read in the loop's own process."""
+"""Operator input devices, read in the control loop's process."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from robot_rl.safety import rotations
 
 
 class InputDevice(Protocol):
-    """A device in the loop's own process, or a simulated operator."""
+    """A device in the loop's process, or a simulated operator."""
 
     def begin(self, seed: int) -> None:
-        """An episode begins."""
+        """Start an episode."""
 
     def watch(self, observation: Observation) -> None:
-        """Before a step: look at the robot or at a device, and write to the inbox.
+        """Read the robot or the device before a step, and write to the inbox.
 
         Raises:
             RobotInterrupted: The device has failed; the robot holds still.
         """
 
     def listen(self, observation: Observation) -> None:
-        """Between episodes: pass on what is said, without a robot to move. As `watch`."""
+        """Forward input between episodes, without moving the robot. Raises as `watch`."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release the device's resources."""
 
 
 class Device(Protocol):
-    """A driver for such a device, of `drivers.teleop.base` or `drivers.teleop.leader`."""
+    """A device driver, as in `drivers.teleop.base` or `drivers.teleop.leader`."""
 
-    events: Mapping[str, str]  # what its buttons say
+    events: Mapping[str, str]  # button -> operator event
 
     def connect(self) -> None:
-        """Open it."""
+        """Open the device."""
 
     def read(self) -> Any:
-        """The present input of the person; never waits."""
+        """Return the current input; never blocks."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the device."""
 
 
 class TeleopInput:
-    """Writes what a `drivers.teleop.base.TeleopDevice` says to the inbox, when the loop reads that.
+    """Reads a `drivers.teleop.base.TeleopDevice` before each loop poll and writes to the inbox.
 
-    Where the device fails the robot holds still, and no episode begins before it is connected
-    again. It is connected here, or raises `RobotRLError`.
+    If the device fails the robot holds still, and no episode starts until it is reconnected. The
+    constructor connects it, or raises `RobotRLError`.
     """
 
     def __init__(self, device: Any, inbox: OperatorInbox) -> None:
@@ -62,13 +62,13 @@ class TeleopInput:
         device.connect()
 
     def begin(self, seed: int) -> None:
-        """Connect the device again if it was lost."""
+        """Reconnect the device if it was lost."""
         if self._lost:
             self._or_lost(self._device.connect)
             self._lost = False
 
     def watch(self, observation: Observation) -> None:
-        """Read the device; raises `RobotInterrupted` where it has failed."""
+        """Read the device; raises `RobotInterrupted` if it has failed."""
         pose = observation.get("state/tcp_pose")
         orientation = None if pose is None else np.asarray(pose[3:], np.float64)
         state = self._or_lost(lambda: self._device.read(orientation, self._inbox.gripper))
@@ -78,9 +78,9 @@ class TeleopInput:
         self._inbox.jog(state.motion, state.gripper, source="device")
 
     def listen(self, observation: Observation) -> None:
-        """As `watch`; a device that was lost is connected again first."""
+        """Do the same as `watch`, but reconnect a lost device first."""
         self.begin(0)
-        # Unknown before the first episode; any orientation tells whether the operator moves.
+        # Unknown before the first episode; any orientation shows whether the operator moves.
         downward = np.concatenate([np.zeros(3), rotations.DOWNWARD])
         self.watch({"state/tcp_pose": downward, **observation})
 
@@ -95,7 +95,7 @@ class TeleopInput:
             self._lost = True
             self._inbox.jog(np.zeros(6), source="device")
             if isinstance(error, RobotInterrupted) and error.needs_start:
-                raise  # the device is there, and another one with it
+                raise  # the device is there, and another one too
             raise RobotInterrupted(
                 "the operator's device is gone, so nobody could correct the robot",
                 got=error,
@@ -104,10 +104,10 @@ class TeleopInput:
 
 
 class LeaderInput(TeleopInput):
-    """The same for a leader arm (`drivers.teleop.leader`), which moves joints.
+    """Reads a leader arm (`drivers.teleop.leader`), which moves joints.
 
     Attributes:
-        steps: What an action of 1 changes each joint's target by (n,) [rad].
+        steps: Change of each joint's target for an action of 1 (n,) [rad].
     """
 
     def __init__(self, device: Any, inbox: OperatorInbox, steps: npt.NDArray[np.float64]) -> None:
@@ -115,13 +115,13 @@ class LeaderInput(TeleopInput):
         self.steps = steps
 
     def begin(self, seed: int) -> None:
-        """As of any device; the robot follows no leader into an episode."""
+        """Reconnect if needed and disengage, so the leader does not drive the episode's start."""
         super().begin(seed)
         self._device.let_go()
         self._inbox.lead(np.zeros(len(self.steps)), source="device")
 
     def watch(self, observation: Observation) -> None:
-        """Read the leader; raises `RobotInterrupted` where it has failed."""
+        """Read the leader; raises `RobotInterrupted` if it has failed."""
         measured, lead = observation["state/joint_positions"], observation["state/joint_lead"]
         target = measured.astype(np.float64) + lead
         state = self._or_lost(lambda: self._device.read(target, self.steps))
@@ -129,7 +129,7 @@ class LeaderInput(TeleopInput):
         self._inbox.lead(state.motion, state.gripper, source="device")
 
     def listen(self, observation: Observation) -> None:
-        """Check that the leader is there; between episodes it does not move the robot."""
+        """Check the leader's connection; it does not move the robot between episodes."""
         if self._lost:
             self.begin(0)
         self._or_lost(self._device.read)

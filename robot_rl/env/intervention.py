@@ -1,4 +1,4 @@
-"""Interventions: an operator acts in place of the policy, halts the robot and starts it."""
+"""Operator interventions: take over from the policy, halt the robot, start it."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from robot_rl.env.robot import (
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.run import FAULTS, RunDirectory
 
-# Faults that begin so soon after another have its cause: one cut cable ends many things.
+# A fault this soon after another counts as the same cause: one cut cable causes many faults.
 _ONE_CAUSE = timedelta(seconds=1.0)
-# What ends an episode with the robot holding still.
+# Events that end an episode with the robot holding still.
 _ENDS = (*HALTS, OperatorEvent.RESET, OperatorEvent.DISCARD)
 _NOT_YET = "this process has not moved it yet"
 _STOPPED, _PAUSED = "the operator has stopped the robot", "the operator has paused the robot"
 
 
 class _Halted(RobotInterrupted):
-    """The robot waits for what a person has to say."""
+    """The robot is waiting for operator input."""
 
 
 class Operator:
-    """The operator of a session: who acts, what the robot waits for, and its faults.
+    """The operator of a session: tracks who acts, what the robot waits for, and its faults.
 
     Args:
-        env: The environment that is operated.
-        inbox: Where they write; this is its one reader.
+        env: The environment.
+        inbox: The operator's input; this class is its only reader.
         hand_back_s: Time without motion after which the policy acts again [s].
-        devices: What is asked before every step.
-        starting_s: Time from now in which the robot's own nodes may still be starting [s].
+        devices: Input devices to poll before every step.
+        starting_s: How long from now the robot's nodes may still be starting [s].
 
     Attributes:
-        observation: The newest of the environment.
-        ended_by: What they ended the present or last episode with, if so.
-        faults: What kept the robot from going on.
+        observation: The latest observation.
+        ended_by: The operator event that ended the current or last episode, if any.
+        faults: Faults that interrupted the robot.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Operator:
         self._gripper_columns = gripper_columns(self._names)
         self._hold_steps = max(1, math.ceil(hand_back_s / env.clock.period - 1e-9))
         self._starts_until = time.monotonic() + starting_s
-        self._waits_for: dict[OperatorEvent, str] = {}  # and why
+        self._waits_for: dict[OperatorEvent, str] = {}  # event -> reason
         if not env.robot.simulated:
             self._waits_for[OperatorEvent.START] = _NOT_YET
         self._unread: list[OperatorEvent] = []
         self.observation: Observation = {}
         self.ended_by: OperatorEvent | None = None
         self.faults = FaultLog()
-        self._kept, self._moved_steps = False, 0  # whether they keep the robot; see `let_go`
+        self._kept, self._moved_steps = False, 0  # operator keeps control; see `let_go`
         inbox.unmovable = unmovable_columns(self._names)
         inbox.joints = joint_columns(self._names)
         inbox.missing = self._missing
@@ -86,7 +86,7 @@ class Operator:
     # -- in a step --------------------------------------------------------------------------------
 
     def watch(self) -> OperatorInput:
-        """Before a step: what they have said and do now.
+        """Read the operator's input before a step.
 
         Raises:
             RobotInterrupted: A device has failed; the robot holds.
@@ -95,7 +95,7 @@ class Operator:
         return self._polled()
 
     def decide(self, action: Action, said: OperatorInput) -> tuple[Action, bool, bool]:
-        """The action to send, whether it is theirs, and whether they have halted the robot."""
+        """Return the action to send, whether the operator drove, and whether they halted it."""
         self.ended_by = next((event for event in said.events if event in _ENDS), None)
         halted = bool(self._waits_for) or self.ended_by is not None
         for event in said.events:
@@ -117,14 +117,14 @@ class Operator:
         return action, intervened, halted
 
     def show(self, observation: Observation) -> None:
-        """Let devices know the newest observation, and the last command of the one gripper."""
+        """Pass the latest observation, and the last command of a single gripper, to devices."""
         self.observation = observation
-        if len(self._gripper_columns) == 1:  # for devices whose button opens and closes in turn
+        if len(self._gripper_columns) == 1:  # for toggle buttons
             self.inbox.gripper = float(observation[LAST_COMMAND][self._gripper_columns[0]])
 
     @contextmanager
     def faults_noted(self) -> Iterator[None]:
-        """Let a real robot wait for a person after a fault, and any robot after some."""
+        """Log faults. A real robot then waits for `start`; a simulated one after some faults."""
         try:
             yield
         except _Halted:
@@ -142,15 +142,15 @@ class Operator:
     # -- between episodes -------------------------------------------------------------------------
 
     def begin(self, seed: int, observation: Observation) -> OperatorInput:
-        """An episode begins, with the policy acting; returns what was said since the last one.
+        """Start an episode with the policy acting; return the input since the last episode.
 
         Raises:
-            RobotInterrupted: They have halted the robot meanwhile, or a device has failed.
+            RobotInterrupted: The operator has halted the robot meanwhile, or a device has failed.
         """
         self.observation = observation
         self.faults.forget_last()
         self._ask(lambda device: device.begin(seed))
-        # What was pressed during the reset may wait in a device; it is not about this episode.
+        # A device may still buffer presses made during the reset; they don't concern this episode.
         said = self.overhear()
         self.check_free(said.events)
         events, self._unread = tuple(self._unread), []
@@ -160,44 +160,44 @@ class Operator:
         return said._replace(events=events)
 
     def let_go(self) -> None:
-        """Let the policy act from now on."""
+        """Hand control to the policy."""
         self._kept, self._moved_steps = False, 0
 
     def hear(self) -> OperatorInput:
-        """Their input since the last time."""
+        """Return the operator's input since the last call."""
         self._ask(lambda device: device.listen(self.observation))
         return self._polled()
 
     def overhear(self) -> OperatorInput:
-        """As `hear`; `begin` returns these events again."""
+        """Do the same as `hear`; `begin` returns these events again."""
         said = self.hear()
         self._unread += said.events
         return said
 
     def attend(self) -> None:
-        """While the robot is moved by itself: hear and `check_free`."""
+        """Read operator input and `check_free` while the robot moves on its own."""
         self.check_free(self.overhear().events)
 
     def check_free(self, heard: Sequence[OperatorEvent] = ()) -> None:
-        """Raise `RobotInterrupted` where the robot may not move.
+        """Raise `RobotInterrupted` if the robot may not move.
 
-        Among the events `heard` a halt counts even if it was taken back since.
+        A halt among the events `heard` counts even if it has been cleared since.
         """
         if self._waits_for or any(event in HALTS for event in heard):
             raise self._halted()
 
     @property
     def waits_for(self) -> frozenset[OperatorEvent]:
-        """The events without which nothing moves again."""
+        """The events required before the robot moves again."""
         return frozenset(self._waits_for)
 
     def waiting(self) -> str:
-        """Why the robot waits and what ends it, in words; empty where it may move."""
+        """Why the robot waits and how to continue, as text; empty if it may move."""
         return str(self._halted()) if self._waits_for else ""
 
     def wait_for_start(self, why: str) -> None:
-        """Let nothing move before a person's `start`."""
-        self._unread += self._polled().events  # a `start` of before is about something else
+        """Block motion until the operator sends `start`."""
+        self._unread += self._polled().events  # an earlier `start` doesn't count
         self._waits_for[OperatorEvent.START] = why
 
     # ---------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Operator:
             raise
 
     def _polled(self) -> OperatorInput:
-        """Read the inbox, and keep what the robot waits for from now on."""
+        """Read the inbox and update what the robot waits for."""
         said = self.inbox.poll()
         for event in said.events:
             self._tell(f"operator: {event}")
@@ -235,7 +235,7 @@ class Operator:
         return said
 
     def _missing(self) -> str:
-        """Which of its parts the robot misses."""
+        """Missing parts of the robot, as text."""
         return robot.missing() if isinstance(robot := self._robot, OperatorServer) else ""
 
     def _note_fault(self, kind: str, problem: str, age_s: float = 0.0) -> None:
@@ -243,7 +243,7 @@ class Operator:
             self._tell(f"{FAULT}{kind}: {problem}")
 
     def _tell(self, words: str) -> None:
-        """Publish it over ROS."""
+        """Publish an event over ROS."""
         if self._report is not None:
             self._report.tell_event(words)
 
@@ -270,21 +270,21 @@ class Operator:
 
 
 class FaultLog:
-    """Faults that kept the robot from going on, until they are written to `faults.jsonl`.
+    """Faults that interrupted the robot, buffered until written to `faults.jsonl`.
 
-    Each fault has a ``time`` (ISO 8601) at which it began, a ``kind``, the name of the error's
-    class, and the ``problem`` in words. One that lasts, or ends every attempt to begin an episode,
-    is one. What began within a second of another is ``part_of`` it: its time.
+    Each fault has its start ``time`` (ISO 8601), a ``kind`` (the error's class name) and the
+    ``problem`` as text. A fault that lasts, or that ends every attempt to start an episode, counts
+    once. A fault that starts within a second of another has that one's time as ``part_of``.
     """
 
     def __init__(self) -> None:
         self._unwritten: list[dict[str, str]] = []
         self._last = ""
-        self._cause: datetime | None = None  # when the fault began that others may be parts of
+        self._cause: datetime | None = None  # start of the fault that later ones may be part of
 
     def note(self, kind: str, problem: str, age_s: float = 0.0) -> bool:
-        """Take in a fault that began so long ago [s]; returns whether it is a new one."""
-        sentence = problem.partition("; got: ")[0]  # what follows, such as an age, may change
+        """Add a fault that started `age_s` seconds ago; return whether it is new."""
+        sentence = problem.partition("; got: ")[0]  # the rest, such as an age, may change
         if sentence == self._last:
             return False
         self._last = sentence
@@ -298,11 +298,11 @@ class FaultLog:
         return True
 
     def forget_last(self) -> None:
-        """An episode begins: from now on the same fault counts as a new one."""
+        """Count a repeat of the last fault as new, because an episode starts."""
         self._last = ""
 
     def write(self, run: RunDirectory) -> int:
-        """Write what is new; returns how many there were, parts not counted.
+        """Write new faults; return how many there were, without those that have ``part_of``.
 
         Raises:
             RunError: The disk is full.
@@ -318,18 +318,18 @@ def _iso(moment: datetime) -> str:
 
 
 def unmovable_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the action columns that no motion of a tool moves: of any but one arm's."""
+    """Action columns that tool motion cannot drive: all but those of a single Cartesian arm."""
     return tuple(name for name in names if name not in (*ARM_ACTIONS, GRIPPER_ACTION))
 
 
 def action_of_motion(
     names: Sequence[str], motion: Motion | None, grippers: npt.ArrayLike
 ) -> Action:
-    """The action (d,) of a motion in [-1, 1]; 0 in columns of other names.
+    """Convert a motion in [-1, 1] to an action (d,); other columns are 0.
 
-    The motion is one of the tool (6,), base frame, or of each joint (n,) where there are columns of
-    joints; None for none. Grippers are -1 open to +1 closed: of each gripper's column, or one
-    number for all.
+    The motion is tool motion (6,) in the base frame, or one value per joint (n,) if there are joint
+    columns; None means no motion. `grippers` are -1 open to +1 closed: one value per gripper
+    column, or one for all.
     """
     moved = joint_columns(names) or ARM_ACTIONS
     values = {} if motion is None else dict(zip(moved, motion.tolist(), strict=True))

@@ -18,9 +18,9 @@ _T = TypeVar("_T")
 
 
 class MultiArm:
-    """Arms, by name, that do a task together; where one cannot go on, all hold.
+    """Named arms that do a task together; if one cannot continue, all hold.
 
-    Their order is that of the action's columns.
+    The action's columns follow the order of the arms.
     """
 
     def __init__(self, arms: Mapping[str, Robot], task: MultiArmTask) -> None:
@@ -32,25 +32,25 @@ class MultiArm:
         )
         self._ends = np.cumsum([len(arm.action_names) for arm in self.arms.values()])[:-1]
         self.simulated = all(arm.simulated for arm in self.arms.values())
-        # In the namespace of the first.
+        # In the first arm's namespace.
         self.work_report = next((arm.work_report for arm in self._servers()), None)
         self.opens_grippers = all(arm.opens_grippers for arm in self.arms.values())
 
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Bring each arm to its part of `start_pose` (7 · arms,), with randomness of its own."""
+        """Bring each arm to its part of `start_pose` (7 · arms,), each with its own generator."""
         self.check_free()
         poses, children = iter(start_pose.reshape(-1, _POSE)), iter(rng.spawn(len(self.arms)))
         self._each(lambda arm: arm.reset(next(poses), next(children)))
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Let each be ready where it is, with randomness of its own."""
+        """Prepare each arm to start at its current pose, each with its own generator."""
         self.check_free()
         children = iter(rng.spawn(len(self.arms)))
         self._each(lambda arm: arm.resume(next(children)))
 
     @property
     def clamped(self) -> bool:
-        """Whether a limit changed what any of them was asked for."""
+        """Whether a limit changed any arm's action."""
         return any(arm.clamped for arm in self.arms.values())
 
     def apply(self, action: Action) -> Action:
@@ -59,12 +59,12 @@ class MultiArm:
         return np.concatenate(self._each(lambda arm: arm.apply(next(parts))))
 
     def advance(self, period: float) -> None:
-        """Let time pass for each."""
+        """Advance each arm."""
         for arm in self.arms.values():
             arm.advance(period)
 
     def observe(self) -> Observation:
-        """The measured state of each, under its name."""
+        """Return the measured state of each arm, under its name."""
         return _joined(zip(self.arms, self._each(lambda arm: arm.observe()), strict=True))
 
     def hold(self) -> None:
@@ -78,24 +78,24 @@ class MultiArm:
             arm.close()
 
     def check_free(self) -> None:
-        """Look whether all may move; see `OperatorServer`, as the two below."""
+        """Check that all arms may move; see `OperatorServer`, also for the next two methods."""
         for arm in self._servers():
             arm.check_free()
 
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
-        """Let an operator be heard through each arm that can."""
+        """Forward operator input from each arm that receives it."""
         for arm in self._servers():
             arm.serve_operator(inbox, attend)
 
     def missing(self) -> str:
-        """The missing parts of each."""
+        """Return the missing parts of all arms."""
         return "; ".join(missing for arm in self._servers() if (missing := arm.missing()))
 
     def _servers(self) -> list[OperatorServer]:
         return [arm for arm in self.arms.values() if isinstance(arm, OperatorServer)]
 
     def _each(self, act: Callable[[Robot], _T]) -> list[_T]:
-        """Let each do something; all hold where one cannot."""
+        """Call `act` for each arm; if one raises, all hold."""
         try:
             return [act(arm) for arm in self.arms.values()]
         except BaseException:
@@ -104,7 +104,7 @@ class MultiArm:
 
 
 class MultiArmTask:
-    """Tasks, by name of the arm, done at the same time: all until each of them is done."""
+    """One task per arm, by arm name, run in parallel until all are done."""
 
     def __init__(self, name: str, tasks: Mapping[str, Task]) -> None:
         self.name = name
@@ -114,20 +114,20 @@ class MultiArmTask:
         self.observation_fields = _fields_of(self.tasks)
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Draw where each arm starts: their poses, one after the other."""
+        """Draw each arm's start pose; return them concatenated, in the arms' order."""
         return np.concatenate([task.reset(rng) for task in self.tasks.values()])
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Begin each where its arm is, one after the other."""
+        """Start each task at its arm's current pose."""
         for task in self.tasks.values():
             task.resume(rng)
 
     def observe(self) -> Observation:
-        """The observations of each task, under its arm's name."""
+        """Return the observations of each task, under its arm's name."""
         return _joined((arm, task.observe()) for arm, task in self.tasks.items())
 
     def outcome(self) -> Outcome:
-        """The reward is 1 and the episode over when all are done; one that fails ends it."""
+        """Return reward 1 and end the episode when all are done; one failure also ends it."""
         outcomes = [task.outcome() for task in self.tasks.values()]
         success = all(outcome.success for outcome in outcomes)
         failed = any(outcome.terminated and not outcome.success for outcome in outcomes)
@@ -136,18 +136,18 @@ class MultiArmTask:
 
 
 class MultiArmExpert:
-    """Demonstrates with each arm, by an expert for each, in the arms' order."""
+    """Demonstrates with all arms: one expert per arm, in the arms' order."""
 
     def __init__(self, experts: Sequence[Expert]) -> None:
         self._experts = experts
 
     def reset(self, rng: np.random.Generator) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         for expert in self._experts:
             expert.reset(rng)
 
     def act(self, rng: np.random.Generator) -> Action:
-        """The columns of all arms."""
+        """Return the action columns of all arms."""
         return np.concatenate([expert.act(rng) for expert in self._experts])
 
 
@@ -164,6 +164,6 @@ def _joined(seen: Iterable[tuple[str, Observation]]) -> Observation:
 
 
 def of_arm(arm: str, field: str) -> str:
-    """The name of what one arm observes: `state/tcp_pose` is `state/left/tcp_pose`."""
+    """Field name of one arm: `state/tcp_pose` becomes `state/left/tcp_pose`."""
     kind, _, name = field.partition("/")
     return f"{kind}/{arm}/{name}"

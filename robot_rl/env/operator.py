@@ -1,7 +1,7 @@
-"""Operator input on its way to the robot's loop: events and motion, from any source.
+"""Operator input to the control loop: events and motion from any source.
 
 Keyboard, SpaceMouse, console, ROS services and the simulated operator write to an `OperatorInbox`
-from their own threads; the loop that moves the robot polls it once a tick and never waits for it.
+from their own threads. The control loop polls it once per tick and never waits for it.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ _MOST_UNREAD = 256
 
 
 class OperatorError(RobotRLError):
-    """An operator input that is impossible, or that no loop reads."""
+    """Invalid operator input, or input that no control loop reads."""
 
 
 class OperatorEvent(StrEnum):
-    """An event that an operator can send; members equal their text."""
+    """Operator events; members equal their text."""
 
     SUCCESS = "success"  # the episode has reached its goal, and ends
     FAILURE = "failure"  # the episode has failed, and ends
-    DISCARD = "discard"  # the running episode is not to be kept
-    UNDO = "undo"  # the last recorded episode is not to be kept
-    START = "start"  # begin the next episode
+    DISCARD = "discard"  # do not keep the running episode
+    UNDO = "undo"  # do not keep the last recorded episode
+    START = "start"  # start the next episode
     RESET = "reset"  # end the episode and bring the robot back to the start
-    PAUSE = "pause"  # begin no further episode
-    RESUME = "resume"  # go on after a pause
-    TAKE_OVER = "take_over"  # the operator acts from now on, even without motion
+    PAUSE = "pause"  # start no further episode
+    RESUME = "resume"  # continue after a pause
+    TAKE_OVER = "take_over"  # the operator takes control, even without motion
     HAND_BACK = "hand_back"  # the policy acts again
     STOP = "stop"  # hold still until `clear_errors`
-    CLEAR_ERRORS = "clear_errors"  # motion is allowed again after a stop
+    CLEAR_ERRORS = "clear_errors"  # allow motion again after a stop
 
 
-# What nothing moves after, and what ends it.
+# Events that halt the robot, and the event that clears each.
 HALTS = {OperatorEvent.STOP: OperatorEvent.CLEAR_ERRORS, OperatorEvent.PAUSE: OperatorEvent.RESUME}
 
 
 class OperatorInput(NamedTuple):
     """The operator's input since the last poll."""
 
-    events: tuple[OperatorEvent, ...]  # in the order in which they came
+    events: tuple[OperatorEvent, ...]  # in order of arrival
     # (6,) float64 in [-1, 1], translation and rotation vector in the base frame, in units of the
-    # largest action; zero without motion. Of an arm that takes joint targets, of each joint (n,).
+    # largest action; zero without motion. For an arm with joint targets: one per joint (n,).
     motion: Motion
-    gripper: float | None  # a new command, -1 open to +1 closed; None: leave it as it is
+    gripper: float | None  # new command, -1 open to +1 closed; None for no change
     moving: bool  # whether the operator moves the arm or commands the gripper
 
 
@@ -65,24 +65,24 @@ NOTHING = OperatorInput((), np.zeros(6), None, moving=False)
 
 
 class OperatorInbox:
-    """Where all sources of operator input meet. Writers may be any threads, the reader is one.
+    """Collects operator input from all sources. Any thread may write; only one reads.
 
-    Polling takes no lock. A motion counts until the same source sends another, and no longer than
-    `jog_timeout_s`: a device that falls silent does not keep the robot moving. Of several sources
-    that move the one heard last counts, so that a SpaceMouse at rest does not hinder a console.
+    Polling takes no lock. A motion is valid until the same source sends another, but at most
+    `jog_timeout_s`, so a device that goes silent does not keep the robot moving. Among moving
+    sources the most recent one counts, so a SpaceMouse at rest does not block a console.
 
     Args:
-        jog_timeout_s: How long a motion counts [s]; infinity on the stepped clock.
-        clock: A steady clock, in seconds.
+        jog_timeout_s: How long a motion is valid [s]; infinity on the stepped clock.
+        clock: A monotonic clock, in seconds.
 
     Attributes:
-        gripper: The gripper's last command, -1 open to +1 closed, of any source; the loop sets
-            it, for buttons that open and close in turn.
-        advice: What a coach tells the operator now; empty where it says nothing.
-        unmovable: Action columns that no operator can move by a motion of the tool; the loop sets
-            it. Where there are any, every such motion is refused.
-        joints: Those of them that move joints, which a leader arm can; the loop sets it too.
-        missing: Tells in words what of the robot is not there, empty where all is; from the loop.
+        gripper: Last gripper command from any source, -1 open to +1 closed; set by the loop, for
+            toggle buttons.
+        advice: The coach's current advice; empty for none.
+        unmovable: Action columns that tool motion cannot drive; set by the loop. If there are any,
+            all tool motion is refused.
+        joints: Those of them that drive joints, which a leader arm can; also set by the loop.
+        missing: Returns the robot's missing parts as text, empty if complete; set by the loop.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class OperatorInbox:
         # Single operations on deques and dicts are atomic in Python.
         self._events: deque[OperatorEvent] = deque()
         self._grippers: deque[float] = deque()
-        self._jogs: dict[str, tuple[Motion, float]] = {}  # and when, by source
+        self._jogs: dict[str, tuple[Motion, float]] = {}  # source -> motion, time [s]
         self._listeners: tuple[Callable[[OperatorEvent], None], ...] = ()
         self._stopped: dict[str, tuple[str, float]] = {}  # arm → why and when [s]
-        self._halts: set[OperatorEvent] = set()  # that were posted, and not yet taken back
-        self._noting = threading.Lock()  # among arms: who reads takes none
+        self._halts: set[OperatorEvent] = set()  # posted and not yet cleared
+        self._noting = threading.Lock()  # among arms; the reader takes no lock
         self.gripper = -1.0
         self.advice = ""
         self.unmovable: tuple[str, ...] = ()
@@ -105,18 +105,18 @@ class OperatorInbox:
         self.missing: Callable[[], str] = str
 
     def listen(self, listener: Callable[[OperatorEvent], None]) -> None:
-        """Call this for every event as it is posted, before the loop polls.
+        """Register a listener, called for every event as it is posted, before the loop polls.
 
-        The listener is called in the writer's thread, and must neither wait nor raise.
+        The listener runs in the writer's thread and must neither block nor raise.
         """
         self._listeners = (*self._listeners, listener)
 
     def post(self, event: str) -> None:
-        """Say something to the loop, and to those who `listen`.
+        """Send an event to the loop and to all listeners.
 
         Raises:
             OperatorError: There is no such event; or so many are unread that no loop can be
-                listening. Those who `listen` have heard it even then, and a stop waits for a loop.
+                running. Listeners are called even then, and a stop stays queued.
         """
         try:
             known = OperatorEvent(event)
@@ -140,11 +140,11 @@ class OperatorInbox:
             )
 
     def ask(self, event: str) -> None:
-        """As `post`, for who hears the answer: a `start` that would be lost is refused.
+        """Post an event, but refuse a `start` that would be lost. For callers that read the reply.
 
         Raises:
-            OperatorError: As `post`; or nothing can start, since the robot is stopped, paused or
-                not there.
+            OperatorError: As `post`; or nothing can start because the robot is stopped, paused or
+                missing.
         """
         if event == OperatorEvent.START:
             ends = [str(HALTS[halt]) for halt in sorted(self._halts)]
@@ -166,9 +166,9 @@ class OperatorInbox:
         self.post(event)
 
     def note_stopped(self, arm: str, why: str | None) -> None:
-        """Let the loop hear that an arm has been stopped, and why, or (None) that it no longer is.
+        """Notify the loop that an arm has stopped and why, or (None) that the stop was cleared.
 
-        Listeners do not hear it: they would pass it on to this or another arm.
+        Listeners are not called: they would forward it to this or another arm.
         """
         with self._noting:
             if why is not None:
@@ -181,27 +181,27 @@ class OperatorInbox:
                 self._events.append(OperatorEvent.CLEAR_ERRORS)
 
     def why_stopped(self) -> str:
-        """The reasons of the arms that are stopped; empty where none is known to be."""
+        """Reasons of all stopped arms, as text; empty if no arm is known to be stopped."""
         reasons = [why for why, _ in tuple(self._stopped.values())]
         return f"the arm is stopped: {'; '.join(reasons)}" if reasons else ""
 
     def stopped_for(self) -> float:
-        """Time since the last stop of an arm that is still stopped [s]; 0 where none is."""
+        """Time since the latest stop of an arm that is still stopped [s]; 0 if none is."""
         return min((self._clock() - at for _, at in tuple(self._stopped.values())), default=0.0)
 
     def jog(
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "operator"
     ) -> None:
-        """Move the robot as long as this is repeated, or say that a device is at rest.
+        """Move the robot for as long as this is repeated, or report a device at rest.
 
         Args:
             motion: (6,), each in [-1, 1]; see `OperatorInput.motion`.
-            gripper: A new command for the gripper, -1 open to +1 closed; None leaves it.
-            source: Who moves; each source's last word counts.
+            gripper: A new gripper command, -1 open to +1 closed; None for no change.
+            source: Name of the source; the last motion of each source counts.
 
         Raises:
             OperatorError: The motion or the gripper is not finite or out of range, or no operator
-                can move this robot; nothing of it counts.
+                can move this robot. The motion is then ignored.
         """
         values = _checked(motion, 6, source, "translation and rotation vector, base frame")
         if self.unmovable and (values.any() or gripper is not None):
@@ -215,7 +215,7 @@ class OperatorInbox:
     def lead(
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "leader"
     ) -> None:
-        """As `jog`, with a motion of each of `joints` (n,) in [-1, 1]: from a leader arm."""
+        """Jog with a leader arm: one motion per joint of `joints` (n,), in [-1, 1]."""
         values = _checked(motion, len(self.joints), source, ", ".join(self.joints))
         self._take(values, gripper, source)
 
@@ -231,7 +231,7 @@ class OperatorInbox:
         self._jogs[source] = values, self._clock()
 
     def poll(self) -> OperatorInput:
-        """The events since the last poll, and the present motion. For the one reader."""
+        """Return the events since the last poll and the current motion. For the reader only."""
         events, grippers = _drained(self._events), _drained(self._grippers)
         motion = np.zeros(len(self.joints)) if self.joints else NOTHING.motion
         newest = self._clock() - self._timeout
@@ -254,5 +254,5 @@ def _checked(motion: npt.ArrayLike, count: int, source: str, meaning: str) -> Mo
 
 
 def _drained(queue: deque[_Item]) -> tuple[_Item, ...]:
-    """Take what is there now; what is appended meanwhile stays for the next time."""
+    """Pop the items present at the call; items appended meanwhile stay queued."""
     return tuple(queue.popleft() for _ in range(len(queue)))

@@ -1,6 +1,6 @@
-"""How training comes back to a start between two episodes, where the robot's own reset does not.
+"""Resets between training episodes, besides the robot's own.
 
-These motions are not stored. ``info["facts"]`` of a reset says how the episode came about, and is
+Reset motions are not stored. ``info["facts"]`` of a reset describes how the episode started and is
 recorded with it.
 """
 
@@ -32,12 +32,12 @@ _SEED_STREAM = 7
 
 
 class HumanReset(Reset):
-    """Waits before every episode until a person has put the scene back and says `start`."""
+    """Waits before every episode until a person has restored the scene and sent `start`."""
 
     by_person = True
 
     def begin(self, session: Session, seed: int) -> ResetResult:
-        """Begin an episode; `RobotInterrupted`, with the robot at rest, before a `start`."""
+        """Start an episode; raise `RobotInterrupted`, with the robot at rest, before a `start`."""
         said = session.operator.overhear()
         session.operator.check_free()
         if OperatorEvent.START not in said.events:
@@ -48,30 +48,29 @@ class HumanReset(Reset):
 
 
 class NoReset(Reset):
-    """Begins every episode but the first where the last one ended.
+    """Starts every episode except the first where the last one ended.
 
-    If its goal is reached there already, it begins with the robot's own reset.
+    If the goal is already reached there, the robot's own reset is used.
     """
 
     _in_place = False
 
     def begin(self, session: Session, seed: int) -> ResetResult:
-        """Begin an episode."""
+        """Start an episode."""
         first = session.put_back(seed, in_place=self._in_place)
         self._in_place = True
         return first
 
 
 class BackwardReset(Reset):
-    """Lets a behaviour undo each episode: a backward task that ends where the forward one starts.
+    """Undoes each episode with a backward task, which ends where the forward task starts.
 
-    At the backward task's success the next episode begins in place. An attempt that runs into its
-    time limit is followed by another; after `attempts` of them the robot's own reset takes over.
-    The operator may drive, pause and stop during all of it. When `stopped` says that the process is
-    to end, the motion does too.
+    After the backward task succeeds, the next episode starts in place. An attempt that hits its
+    time limit is repeated; after `attempts` of them the robot's own reset is used. The operator may
+    drive, pause and stop throughout. If `stopped` returns true the motion ends.
 
     The facts of an episode have ``reset_steps``, control steps of backward motion before it, and
-    ``put_back``, whether it began with the robot's own reset.
+    ``put_back``, whether it started with the robot's own reset.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class BackwardReset(Reset):
         self._steps = 0
 
     def begin(self, session: Session, seed: int) -> ResetResult:
-        """Undo the last episode, then begin one.
+        """Undo the last episode, then start one.
 
-        `RobotInterrupted`, with the robot at rest, where the operator has halted it, a measurement
-        is missing, or the process is to end.
+        Raises `RobotInterrupted`, with the robot at rest, if the operator has halted it, a
+        measurement is missing, or the process should end.
         """
         _check_free(session)
         brought_back = self._may_undo and any(
@@ -102,7 +101,7 @@ class BackwardReset(Reset):
         return observation, {**info, "facts": facts}
 
     def _bring_back(self, session: Session, seed: int, attempt: int) -> bool:
-        """Do the backward task once; returns whether it succeeded."""
+        """Run the backward task once; return whether it succeeded."""
         rng = np.random.default_rng([_SEED_STREAM, seed, attempt])
         session.operator.let_go()
         self._task.resume(rng)
@@ -138,11 +137,11 @@ def make_reset(
     stopped: Callable[[], bool],
     load_policy: Callable[[RunDirectory], tuple[Behaviour, int]] | None,
 ) -> Reset:
-    """Make the configured reset, where it is not the robot's own.
+    """Make the configured reset, other than the robot's own.
 
     Raises:
         ConfigError: The backward task does not undo the task, or not on this robot; or its policy
-            is one of a run, and this command loads none.
+            comes from a run and this command cannot load policies.
         PolicyError: The backward policy was made for another task, rate or observation.
     """
     reset = config["reset"]

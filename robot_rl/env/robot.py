@@ -1,4 +1,4 @@
-"""The seam between environments and robots: simulated, ROS 2, or any Gymnasium environment."""
+"""Robot interface used by environments: simulated, ROS 2, or any Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Action = npt.NDArray[np.float32]
 
 # Motion of the target in the base frame: translation, then rotation vector.
 ARM_ACTIONS = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
-# Motion of the target of one joint: the joint's name, and this.
+# Suffix after a joint's name: motion of that joint's target.
 JOINT_ACTION = ".delta"
 # Absolute: -1 open, +1 closed.
 GRIPPER_ACTION = "gripper"
@@ -32,14 +32,14 @@ def state_fields(
     gripper: bool = True,
     by_joints: bool = False,
 ) -> tuple[Field, ...]:
-    """The state fields of an arm with so many joints, if it measures these: SI, base frame.
+    """State fields of an arm with `joints` joints, for what it measures: SI units, base frame.
 
-    `by_joints`: it takes joint targets, and observes how far these lead it.
+    `by_joints`: it takes joint targets, and observes their lead over the measured joints.
     """
     widths = {
         "state/tcp_pose": 7 * pose,  # position [m], quaternion xyzw
         "state/tcp_velocity": 6 * velocity,  # linear [m/s], angular [rad/s]
-        # What the surroundings exert on the tool: force [N], and torque about the TCP [Nm].
+        # Contact force on the tool [N], and torque about the TCP [Nm].
         "state/tcp_wrench": 6 * wrench,
         # From the measured pose to the target: translation [m], rotation vector [rad].
         "state/target_lead": len(ARM_ACTIONS) * (not by_joints),
@@ -52,25 +52,25 @@ def state_fields(
 
 
 def gripper_columns(action_names: Sequence[str]) -> list[int]:
-    """Which columns are grippers: `gripper`, or of several arms `<arm>/gripper` for each."""
+    """Indices of the gripper columns: `gripper`, or `<arm>/gripper` for several arms."""
     names = enumerate(action_names)
     return [column for column, name in names if name.rpartition("/")[2] == GRIPPER_ACTION]
 
 
 def joint_columns(action_names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the columns that move the targets of joints."""
+    """The columns that move joint targets."""
     return tuple(name for name in action_names if name.endswith(JOINT_ACTION))
 
 
 class RobotInterrupted(RobotRLError):
-    """A robot that holds still because it cannot go on, for example without a fresh measurement.
+    """The robot holds still because it cannot continue, for example without a fresh measurement.
 
-    The episode ends; the next one can begin once what is missing is back, and where the robot is
-    not simulated a person has said `start`.
+    The episode ends. The next one can start once the cause is gone and, on a real robot, the
+    operator has sent `start`.
 
     Attributes:
-        age_s: How long ago it began, as far as is known [s].
-        needs_start: Whether a simulated robot waits for a person's `start` too.
+        age_s: How long ago the cause started, if known [s].
+        needs_start: Whether a simulated robot must wait for `start` too.
     """
 
     age_s = 0.0
@@ -78,24 +78,24 @@ class RobotInterrupted(RobotRLError):
 
 
 class PersonNeeded(RobotRLError):
-    """A robot that cannot begin an episode before a person has looked at it.
+    """The robot cannot start an episode until a person has inspected it.
 
-    Nothing is tried again by itself. Where an operator is heard, they say `start`; elsewhere what
-    runs ends.
+    There is no automatic retry. With an operator the session waits for `start`; otherwise the
+    program ends.
     """
 
 
 class Robot(Protocol):
-    """A robot, as `RobotEnv` needs it. All poses are in the base frame, units are SI."""
+    """A robot as `RobotEnv` needs it. Poses are in the base frame, units are SI."""
 
     observation_fields: tuple[Field, ...]
     action_names: tuple[str, ...]
 
     @property
     def simulated(self) -> bool:
-        """Whether it is a simulation, so that nobody can stand in its way.
+        """Whether it is a simulation, so that no person can be in its way.
 
-        Only such a robot moves without a person's `start`; see `robot_rl.env.intervention`.
+        Only a simulated robot moves without `start`; see `robot_rl.env.intervention`.
         """
 
     @property
@@ -104,64 +104,64 @@ class Robot(Protocol):
 
     @property
     def clamped(self) -> bool:
-        """Whether a limit changed what the last action asked for, as far as is known by now."""
+        """Whether a limit changed the last action, as far as known yet."""
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Bring the TCP to `start_pose` (7,), position and quaternion, and forget the last target.
 
-        `rng` is the source of whatever is random about the robot until the next reset.
+        `rng` is the robot's source of randomness until the next reset.
         """
 
     def resume(self, rng: np.random.Generator) -> None:
-        """As `reset`, but hold, and be ready for an episode that begins where the robot is.
+        """Hold, and prepare for an episode that starts at the current pose; else as `reset`.
 
         Raises:
-            RobotInterrupted: It cannot begin yet, for example without a fresh measurement.
+            RobotInterrupted: It cannot start yet, for example without a fresh measurement.
         """
 
     def apply(self, action: Action) -> Action:
-        """Send a checked action (d,) in [-1, 1], and return what was really sent; never waits."""
+        """Send a checked action (d,) in [-1, 1]; return the action actually sent. Never blocks."""
 
     def advance(self, period: float) -> None:
-        """Let `period` seconds of physics pass; a real robot does that by itself."""
+        """Simulate `period` seconds; a no-op on a real robot."""
 
     def observe(self) -> Observation:
-        """The newest measured state, keyed by the names of `observation_fields`."""
+        """Return the latest measured state, keyed by the names of `observation_fields`."""
 
     def hold(self) -> None:
-        """Stop: the target becomes the measured pose."""
+        """Stop: set the target to the measured pose."""
 
     def close(self) -> None:
-        """Release what the robot holds."""
+        """Release the robot's resources."""
 
 
-# How the events begin that tell those who watch of a fault.
+# Prefix of the events that report a fault to observers.
 FAULT = "fault "
 
 
 @runtime_checkable
 class OperatorServer(Protocol):
-    """A robot, such as one on topics with services, through which an operator can be heard too.
+    """A robot that also receives operator input, such as one on ROS topics with services.
 
-    It also has a stop of its own, so that an operator's stop need not wait for the loop.
+    It also has its own stop, so that an operator's stop does not wait for the loop.
     """
 
-    work_report: Any  # a `robot_rl.ros.operator_services.WorkReport`; none of its methods waits
+    work_report: Any  # a `robot_rl.ros.operator_services.WorkReport`; its methods never block
 
     def check_free(self) -> None:
-        """Raise `RobotInterrupted`, which says what a person has to do, if it may not move."""
+        """Raise `RobotInterrupted`, with the action required of a person, if it may not move."""
 
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
-        """From now on write to `inbox` what is said there, and obey a stop that is posted to it.
+        """Forward operator input to `inbox`, and obey a stop that is posted to it.
 
-        `attend` is called in the thread of the loop, again and again while `Robot.reset` moves the
-        robot; it raises `RobotInterrupted` where the operator has halted it.
+        `attend` is called repeatedly in the loop's thread while `Robot.reset` moves the robot; it
+        raises `RobotInterrupted` if the operator has halted it.
         """
 
     def missing(self) -> str:
-        """Which parts of the robot are missing, in words; empty where none is."""
+        """Return the robot's missing parts as text; empty if complete."""
 
 
 def work_report_of(robot: Robot) -> Any:
-    """The `work_report` of a robot; None where nobody can watch it."""
+    """The `work_report` of a robot; None if it is not an `OperatorServer`."""
     return robot.work_report if isinstance(robot, OperatorServer) else None

@@ -1,4 +1,4 @@
-"""The one Gymnasium environment, for every robot, and the two clocks of its steps."""
+"""Gymnasium environment for all robots, and its two clocks."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from robot_rl.env.task import Task
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import check_action, rotations
 
-# Options of a reset, and what it and a step return, as Gymnasium has them.
+# Reset options, and return types of reset and step, as in Gymnasium.
 Options = dict[str, Any] | None
 ResetResult = tuple[Observation, dict[str, Any]]
 StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]
-# Option of a reset that moves neither the robot nor the scene.
+# Reset option that moves neither the robot nor the scene.
 IN_PLACE: dict[str, Any] = {"in_place": True}
 _open: weakref.WeakSet[RobotEnv] = weakref.WeakSet()
 
 
 class SteppedClock:
-    """Simulated time: nothing sleeps, every tick is on time, and runs are reproducible."""
+    """Simulated time: no sleeping, every tick is on time, and runs are reproducible."""
 
     def __init__(self, control_rate_hz: float) -> None:
         self.period = 1.0 / control_rate_hz  # of the control loop [s]
         self._ticks = 0
 
     def start(self) -> None:
-        """Begin an episode at time zero, so that its stamps follow from its seed alone."""
+        """Start an episode at time zero, so that its stamps depend only on its seed."""
         self._ticks = 0
 
     def wait(self) -> float:
-        """Advance simulated time by one period; returns the lateness [s]: none."""
+        """Advance simulated time by one period; return the lateness [s], always 0."""
         self._ticks += 1
         return 0.0
 
     def since_tick(self) -> float:
-        """Zero: deciding takes no simulated time; delays are modelled in whole steps."""
+        """Return 0: deciding takes no simulated time; delays are modelled in whole steps."""
         return 0.0
 
     def now_ns(self) -> int:
-        """Simulated time since the episode began [ns], for stamps and records."""
+        """Return simulated time since the episode started [ns], for stamps and records."""
         return round(self._ticks * self.period * 1e9)
 
 
 class RealtimeClock:
-    """Wall time with absolute deadlines, so that lateness does not add up.
+    """Wall time with absolute deadlines, so that lateness does not accumulate.
 
-    After a tick that is late by half a period or more, the next one is a whole period later: two
-    commands in quick succession would move a robot twice as fast.
+    If a tick is late by half a period or more, the next follows a full period later: two commands
+    in quick succession would move a robot twice as fast.
     """
 
     def __init__(self, control_rate_hz: float) -> None:
@@ -67,12 +67,12 @@ class RealtimeClock:
         self._due = self._next = time.monotonic()
 
     def start(self) -> None:
-        """Begin an episode: the next tick is one period from now."""
+        """Start an episode, with the next tick in one period."""
         self._due = time.monotonic()
         self._next = self._due + self.period
 
     def wait(self) -> float:
-        """Sleep until the next tick; returns how late it was reached [s], never negative."""
+        """Sleep until the next tick; return its lateness [s], never negative."""
         remaining = self._next - time.monotonic()
         if remaining > 0.0:
             time.sleep(remaining)
@@ -83,11 +83,11 @@ class RealtimeClock:
         return lateness
 
     def since_tick(self) -> float:
-        """Time since the present tick was due [s], its lateness included."""
+        """Return the time since the current tick was due [s], including its lateness."""
         return time.monotonic() - self._due
 
     def now_ns(self) -> int:
-        """System time [ns], for records and matching only."""
+        """Return system time [ns], for records and matching only."""
         return time.time_ns()
 
 
@@ -98,17 +98,17 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     """A task on a robot.
 
     Observations are flat dictionaries keyed by the field names of `schema`. Actions are float32
-    (d,) in [-1, 1]. The task gives the reward and ends episodes; its time limit truncates, unless
-    the last step terminates. ``info`` carries ``success``, ``clamped``, ``executed_action`` (what
-    was sent after safety), ``stamp_observation`` and ``stamp_action`` [ns], ``lateness`` of the
-    tick after the action [s], and ``decision_seconds`` from the tick before it to its sending.
+    (d,) in [-1, 1]. The task computes the reward and ends episodes; its time limit truncates,
+    unless the last step terminates. ``info`` has ``success``, ``clamped``, ``executed_action``
+    (sent after safety limits), ``stamp_observation`` and ``stamp_action`` [ns], ``lateness`` of the
+    tick after the action [s], and ``decision_seconds`` from the tick until the action was sent.
 
-    ``last_command`` (d,), which is observed too, is what was sent in the step before. At an
-    episode's first step that is no motion, and each gripper's last command: -1 where the reset has
+    The observation also has ``last_command`` (d,), the action sent in the previous step. At an
+    episode's first step it is zero motion and each gripper's last command: -1 if the reset has
     opened it, and its measured position if this process has not commanded it yet.
 
-    With `task_state` the task's own fields are observed, such as poses of objects, which a robot
-    with cameras alone does not know. The sign of a quaternion never jumps within an episode; see
+    With `task_state` the task's own fields are observed, such as object poses, which a robot with
+    only cameras does not know. Quaternion signs never jump within an episode; see
     `robot_rl.safety.rotations.continuous`.
     """
 
@@ -136,29 +136,29 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         _close_first()
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> ResetResult:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
-            seed: It alone decides the scene and the start pose.
-            options: `IN_PLACE` begins it with robot and scene as they are, unless the goal is
-                reached already; the seed then decides only what each episode draws, such as errors
-                of what is seen.
+            seed: The only source of randomness for the scene and the start pose.
+            options: `IN_PLACE` keeps robot and scene as they are, unless the goal is already
+                reached. The seed then only affects what each episode draws, such as observation
+                errors.
 
         Returns:
             The first observation, and an info with ``success``, ``stamp_observation`` [ns] and
-            ``in_place``, whether it begins with robot and scene as they were.
+            ``in_place``, whether robot and scene stayed as they were.
 
         Raises:
-            RobotRLError: In place: the task can only begin from a scene that was put back.
+            RobotRLError: With `IN_PLACE`: the task can only start from a restored scene.
         """
         super().reset(seed=seed)
         in_place = options == IN_PLACE
         if in_place:
             self.task.resume(self.np_random)
             self.robot.resume(self.np_random)
-            in_place = not self.task.outcome().terminated  # else there is nothing left to do
+            in_place = not self.task.outcome().terminated  # else the task is already done
         if not in_place:
-            super().reset(seed=seed)  # what was drawn for a begin in place does not count
+            super().reset(seed=seed)  # discard draws for the in-place start
             self.robot.reset(self.task.reset(self.np_random), self.np_random)
         if self.robot.opens_grippers and not in_place:
             self._last_command = self._at_rest(GRIPPER_OPEN)
@@ -171,7 +171,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self._step = 0
         self._signs.forget()
         seen = self.observe()
-        _close_first()  # some load what they render with now
+        _close_first()  # some robots load their renderer only now
         return seen, {
             "success": False,
             "stamp_observation": self.clock.now_ns(),
@@ -179,10 +179,10 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         }
 
     def step(self, action: Action) -> StepResult:
-        """Send the action, let one control period pass, then observe and judge.
+        """Send the action, wait one control period, then observe and judge.
 
         Raises:
-            ActionRefused: The action is not finite, out of range or of another shape.
+            ActionRefused: The action is not finite, out of range or has the wrong shape.
         """
         executed = self.robot.apply(check_action(action, self.robot.action_names))
         self._last_command = executed.copy()
@@ -208,9 +208,9 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         return observation, outcome.reward, outcome.terminated, truncated, info
 
     def close(self) -> None:
-        """Hold the robot and release it; may be called again.
+        """Hold the robot and release it; idempotent.
 
-        An open environment is closed as the interpreter ends.
+        Open environments are closed at interpreter exit.
         """
         if self._closed:
             return
@@ -221,18 +221,18 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             self.robot.close()
 
     def observe(self) -> Observation:
-        """Observe outside of a step: between episodes, for a person."""
+        """Observe outside of a step, for display between episodes."""
         seen = {**self.robot.observe(), LAST_COMMAND: self._last_command}
         return self._signs.kept({**seen, **self.task.observe()} if self._task_state else seen)
 
     def _at_rest(self, grippers: npt.ArrayLike) -> Action:
-        """A command (d,) to move nothing, with these of the grippers."""
+        """A command (d,) without motion, with the given gripper commands."""
         command = np.zeros(len(self.robot.action_names), np.float32)
         command[self._gripper_columns] = grippers
         return command
 
     def _measured_grippers(self) -> list[float]:
-        """The commands that leave the grippers where they are; open where none is measured."""
+        """Commands that keep the grippers where they are; open if not measured."""
         seen = self.robot.observe()
         names = (self.robot.action_names[column] for column in self._gripper_columns)
         positions = (seen.get(f"state/{name}_position") for name in names)
@@ -243,33 +243,33 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
 
 
 class PoseSigns:
-    """Keeps the signs of the quaternions of these fields, as `rotations.continuous` says."""
+    """Keeps quaternion signs of pose fields continuous; see `rotations.continuous`."""
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self._names = [field.name for field in fields if field.holds_poses]
         self._last: Observation = {}
 
     def forget(self) -> None:
-        """An episode begins."""
+        """Start an episode without earlier signs."""
         self._last.clear()
 
     def kept(self, seen: Observation) -> Observation:
-        """The next observation of the episode, each pose with the sign that goes on."""
+        """Return the next observation of the episode with continuous quaternion signs."""
         for name in self._names:
             self._last[name] = rotations.continuous(seen[name][None], self._last.get(name))[0]
         return {**seen, **self._last}
 
 
 def _close_all() -> None:
-    with ExitStack() as stack:  # all of them, whatever one raises
+    with ExitStack() as stack:  # all of them, even if one raises
         for env in _open:
             stack.callback(env.close)
 
 
 def _close_first() -> None:
-    """Let the interpreter close environments before the libraries that they use end themselves."""
+    """Make the interpreter close environments before the libraries they use shut down."""
     atexit.unregister(_close_all)
-    atexit.register(_close_all)  # the last to be registered is the first to be called
+    atexit.register(_close_all)  # exit handlers run in reverse order
 
 
 def _space(field: Field) -> spaces.Box:

@@ -1,4 +1,4 @@
-"""The one loop that runs episodes: collecting, acting and evaluating all go through it."""
+"""The episode loop shared by collecting, acting and evaluating."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from robot_rl.env.session import EpisodeResult, Session
 if TYPE_CHECKING:
     from policies.runner import Conclusion, Decision
 
-# Top bit set: no training episode ever has the seed of an evaluation episode.
+# The top bit keeps training seeds distinct from evaluation seeds.
 _TRAINING_SEED_BIT = 1 << 31
-# Between two attempts to begin an episode on a robot that cannot, and between two words about it.
+# Retry interval while the robot cannot start an episode, and interval between repeated notes.
 _RETRY_SECONDS, _REMIND_SECONDS = 0.2, 10.0
 
 
 @unique
 class SeedStream(IntEnum):
-    """The purpose of episodes: each has seeds of its own."""
+    """Purpose of episodes; each has its own seeds."""
 
     DEMONSTRATIONS = 0
-    ACTING = 1  # of the first session of the first actor, and counted on from there
+    ACTING = 1  # first session of the first actor; others count up from here
     GATHERING = (1 << 31) - 7
     DEPLOYMENT = (1 << 31) - 6
     LABELLED_EXAMPLES = (1 << 31) - 5
@@ -41,21 +41,21 @@ class SeedStream(IntEnum):
 
 
 class Controller(Protocol):
-    """A policy runner or a scripted expert. Slots are episodes side by side."""
+    """A policy runner or a scripted expert. Slots are parallel episodes."""
 
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
-        """Begin episodes in `slots` with one seed and one instruction each."""
+        """Start episodes in `slots` with one seed and one instruction each."""
 
     def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide one step from observations (slots, …); inactive slots are not read."""
 
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
-        """The proposals for final observations (slots, …), which are not acted on."""
+        """Return proposals for final observations (slots, …); they are not executed."""
 
     def observe_override(self, slots: Slots = None) -> None:
-        """Hear that an operator's actions (slots given, d) were executed in place of its own."""
+        """Notify that an operator's actions were executed in `slots` instead of its own."""
 
 
 RowListener = Callable[[Row, EpisodeResult], None]
@@ -66,13 +66,13 @@ def _to_stderr(text: str) -> None:
 
 
 def training_seed(run_seed: int, stream: int, episode: int) -> int:
-    """Seed of an episode of one `SeedStream`, or of an actor's; never an evaluation's."""
+    """Seed of an episode in a `SeedStream` or an actor's stream; never an evaluation seed."""
     drawn = np.random.SeedSequence([run_seed, stream, episode]).generate_state(1)[0]
     return int(drawn) | _TRAINING_SEED_BIT
 
 
 class Seeds(Iterator[int]):
-    """Seeds of episodes, in their order; an episode can be repeated."""
+    """Episode seeds in order; an episode can be repeated."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self._left = deque(seeds)
@@ -90,7 +90,7 @@ class Seeds(Iterator[int]):
         self._left.appendleft(seed)
 
     def end(self) -> None:
-        """Drop all seeds that are left."""
+        """Drop all remaining seeds."""
         self._left.clear()
 
 
@@ -105,17 +105,17 @@ def rollout(
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[str], None] = _to_stderr,
 ) -> Iterator[EpisodeResult]:
-    """Run episodes, one session a slot, and yield each as it ends.
+    """Run episodes, one session per slot, and yield each as it ends.
 
     Args:
         sessions: One per slot.
         controller: Decides for all slots at once.
-        seeds: A slot that ends takes the next one; the rollout ends with the last.
-        recorder: Makes rows; without one no rows are made.
-        on_row: Called with each finished row. Without it a result keeps its rows.
-        on_late_label: Called with what the operator says of an episode after its end.
-        stop: Asked at each step; when true, running episodes end as truncated.
-        note: Called with the reason why a robot cannot begin an episode yet.
+        seeds: A finished slot takes the next seed; the rollout ends with the last.
+        recorder: Makes rows; None for no rows.
+        on_row: Called with each finished row. By default the result stores its rows.
+        on_late_label: Called with the operator's label of an episode that has already ended.
+        stop: Checked at each step; if true, running episodes end as truncated.
+        note: Called with the reason why a robot cannot start an episode yet.
     """
     active, stopped = np.zeros(len(sessions), bool), False
 
@@ -155,7 +155,7 @@ def rollout(
             active[slot] = False
             result.ended_by = session.operator.ended_by
             if recorder is not None and result.steps:
-                conclusion: Conclusion = decision  # where it was cut: for this very observation
+                conclusion: Conclusion = decision  # if interrupted: made for this observation
                 if result.interrupted is None:
                     only = np.zeros(len(sessions), bool)
                     only[slot] = True
@@ -171,7 +171,7 @@ def rollout(
 def _begun(
     session: Session, seed: int, stop: Callable[[], bool], note: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Begin an episode as soon as the robot can; gives the info, or None after `stop`."""
+    """Start an episode as soon as the robot can; return the info, or None after `stop`."""
     noted, remind_at = "", 0.0
     while True:
         try:
@@ -193,7 +193,7 @@ def _begun(
 
 def _stacked(sessions: Sequence[Session]) -> Observation:
     """The observations of all slots; a slot without an episode repeats another's."""
-    if len(sessions) == 1:  # a robot's pictures are not copied for it
+    if len(sessions) == 1:  # avoid copying a robot's images
         return {name: value[None] for name, value in sessions[0].observation.items()}
     filled = next(session.observation for session in sessions if session.observation)
     return {

@@ -1,4 +1,4 @@
-"""One robot at work: the one place that knows the order of a tick."""
+"""Robot session: defines the order of operations in a control tick."""
 
 from __future__ import annotations
 
@@ -30,31 +30,30 @@ _AGE = re.compile(r"[\d.]+ m?s\b")
 
 @dataclass
 class EpisodeResult:
-    """The course of an episode."""
+    """Statistics and rows of one episode."""
 
     seed: int
-    steps: int = 0  # actions taken
+    steps: int = 0  # actions executed
     success: bool = False  # whether the goal was reached
     total_reward: float = 0.0
-    seconds: float = 0.0  # its length on the environment's clock [s]
-    # Of these, until the goal was reached, and not left again before the end; 0 without success.
+    seconds: float = 0.0  # duration on the environment's clock [s]
+    # Time until the goal was reached for good (not left again before the end); 0 without success.
     seconds_to_success: float = 0.0
     policy_version: int = 0  # version of the policy at its first step
-    # For each step, time from the tick to the sending of the action, and how late the tick after it
-    # was reached [s].
+    # Per step: time from the tick until the action was sent, and lateness of the next tick [s].
     decision_seconds: list[float] = field(default_factory=list)
     lateness_seconds: list[float] = field(default_factory=list)
     intervened_steps: int = 0  # actions that an operator took in place of the controller
-    take_overs: int = 0  # how often an operator began to
-    # Why the robot could not go on, if it could not. The last action, whose effect nobody saw, then
+    take_overs: int = 0  # how often an operator took over
+    # Why the robot could not continue, if so. The effect of the last action was not observed, so it
     # has no row: the observation before it is the final one.
     interrupted: RobotInterrupted | None = None
-    ended_by: OperatorEvent | None = None  # what the operator ended it with, if so
-    rows: list[Row] = field(default_factory=list)  # where a recorder but no listener was given
-    # Why attempts at it before were made again, and how often.
+    ended_by: OperatorEvent | None = None  # operator event that ended it, if any
+    rows: list[Row] = field(default_factory=list)  # if there is a recorder but no listener
+    # Reasons for which earlier attempts were repeated, and how often.
     made_again: Counter[str] = field(default_factory=Counter)
-    facts: dict[str, object] = field(default_factory=dict)  # what else is to be recorded of it
-    instruction: str = ""  # what the robot was to do, in words
+    facts: dict[str, object] = field(default_factory=dict)  # further facts to record
+    instruction: str = ""  # the robot's task as text
 
     def keep(self, writer: EpisodeWriter, source: int) -> None:
         """Add the episode to a dataset; `source` is one of the codes of `data.schema`."""
@@ -68,98 +67,98 @@ class EpisodeResult:
 
 
 class Reset:
-    """Brings a session to the start of an episode; here by the robot's own reset.
+    """Reset strategy of a session. This one uses the robot's own reset.
 
     Attributes:
-        by_person: Whether a person puts the scene back.
+        by_person: Whether a person restores the scene.
     """
 
     by_person = False
 
     def begin(self, session: Session, seed: int) -> ResetResult:
-        """Begin an episode with `Session.put_back`; what it adds to ``info["facts"]`` is recorded.
+        """Start an episode with `Session.put_back`. Entries in ``info["facts"]`` are recorded.
 
         Raises:
-            RobotInterrupted: None can begin now; the robot is at rest.
+            RobotInterrupted: No episode can start now; the robot is at rest.
         """
         return session.put_back(seed)
 
 
 class Watcher:
-    """Sees what happens in a session, without any influence. None of its methods waits."""
+    """Passive observer of a session. Its methods never block."""
 
     def resetting(self) -> None:
-        """The robot is about to be brought to a start."""
+        """Called before the robot moves to a start pose."""
 
     def began(self, observation: Observation, info: dict[str, Any]) -> None:
-        """An episode began."""
+        """Called after an episode has started."""
 
     def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
-        """A step of it was taken."""
+        """Called after each step."""
 
     def waiting(self, reason: str) -> None:
-        """No episode runs; empty where nothing is known of why."""
+        """Called if no episode runs. `reason` is empty if unknown."""
 
     def look(self) -> None:
-        """Between episodes, again and again: see the robot as it is now."""
+        """Called repeatedly between episodes, to show the robot's current state."""
 
     def close(self) -> None:
-        """The session ends."""
+        """Called when the session ends."""
 
 
 class Session:
     """A robot, its task, the operator, a reward source and a reset, and the order of a tick.
 
-    A tick is `step`: hear the operator, decide who acts, send, wait, observe, judge, tell. The
-    policy has proposed its action before, so that the operator is heard as late as can be.
+    A tick is one `step`: read operator input, decide who acts, send, wait, observe, judge, report.
+    The policy has proposed its action before, so the operator input is as recent as possible.
 
-    An operator who moves a device takes over at that very step; the policy acts again when nothing
-    has moved for `hand_back_s`. After the event `take_over` it acts again after `hand_back` only.
-    While the operator has the robot and does not move it, the arm holds its target and every
-    gripper keeps its last command.
+    An operator who moves a device takes over in that same step. The policy acts again after
+    `hand_back_s` without motion; after the event `take_over`, only after `hand_back`. While the
+    operator has control and does not move, the arm holds its target and every gripper keeps its
+    last command.
 
-    `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step in which the
-    robot holds. After `stop` nothing moves before `clear_errors`, after `pause` nothing before
-    `resume`. Both end a reset too, even if they were taken back meanwhile. A robot that raised
-    `PersonNeeded` is not asked again before `start`.
+    `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step where the robot
+    holds. After `stop` the robot stays still until `clear_errors`, after `pause` until `resume`.
+    Both also end a reset, even if they have been cleared meanwhile. A robot that raised
+    `PersonNeeded` is not called again before `start`.
 
-    A robot that is not simulated moves nothing before a person's `start`: at first, and after every
-    fault and every stop, once whatever else it waits for has been said. Somebody may be holding the
-    cable that has just come back.
+    A real robot does not move before the operator sends `start`: initially, and after every fault
+    and every stop, once all other required events have arrived. Someone may be holding the cable
+    that was just reconnected.
 
-    The reward source sets reward, terminated and success of each step. `success` and `failure` of
-    the operator end the episode at the next tick, with a reward of 1 or 0, whatever the source
-    says. What they say between two episodes is about the one before: it is the ``late_label`` in
-    the info of the next reset.
+    The reward source sets reward, terminated and success of each step. The operator's `success`
+    and `failure` end the episode at the next tick, with a reward of 1 or 0, regardless of the
+    source. Between episodes they label the previous one: the info of the next reset has it as
+    ``late_label``.
 
-    Beside what `RobotEnv` says, the info of a step has ``intervened``, whether the operator drove
-    it; ``operator``, the `OperatorInput` of that step; ``task_success``, what the task's own
-    detector said; ``reward_version``; and ``advice``, where there is a coach. What was said between
-    two episodes is the ``operator`` of the next reset.
+    Besides the keys of `RobotEnv`, the info of a step has ``intervened`` (whether the operator
+    drove), ``operator`` (the step's `OperatorInput`), ``task_success`` (the task's own detector),
+    ``reward_version`` and, with a coach, ``advice``. The info of a reset has the input since the
+    last episode as ``operator``.
 
     Args:
-        env: The environment; it must be able to go on after its task's own success.
-        inbox: The operator's input; without one there is no operator.
+        env: The environment; it must be able to continue after its task's own success.
+        inbox: The operator's input; None for no operator.
         hand_back_s: Time without motion after which the policy acts again [s].
-        devices: What the operator uses in this process; each is asked before every step.
-        starting_s: Time from now in which the robot's own nodes may still be starting [s].
+        devices: The operator's devices in this process; each is polled before every step.
+        starting_s: How long from now the robot's nodes may still be starting [s].
         source: The reward source; by default the task's own detector.
-        hidden: Names of observations for the source alone: they are hidden from policy and rows.
-        reset: Brings it to the start of an episode.
+        hidden: Names of observations only the source sees: hidden from policy and rows.
+        reset: The reset strategy.
         coach: Advises the operator.
-        run: Keeps the faults.
+        run: The run directory where faults are written.
         episodes: Number of episodes before this process.
 
     Attributes:
-        schema: Columns of the rows, without what only the source sees.
-        operator: The operator: what the robot waits for, and the input between two episodes.
+        schema: Columns of the rows, without hidden observations.
+        operator: The operator: required events, and input between episodes.
         inbox: The operator's input.
-        watcher: Sees what happens, until the session closes it.
-        observation: The newest, as the policy sees it.
-        stamp: When that was [ns].
-        first_observation: The first of the episode, hidden ones included.
-        result: The present or last episode.
-        episode: Its number, from 1.
+        watcher: Observer of the session, until the session closes it.
+        observation: The latest observation, without hidden ones.
+        stamp: Its time stamp [ns].
+        first_observation: The episode's first observation, including hidden ones.
+        result: The current or last episode.
+        episode: Number of that episode, from 1.
         faults: Number of faults written so far, see `FaultLog`.
     """
 
@@ -191,26 +190,26 @@ class Session:
         self._reset = Reset() if reset is None else reset
         self._coach, self.run = coach, run
         self.watcher = Watcher()
-        self._report = work_report_of(env.robot)  # to those who watch the robot over ROS
+        self._report = work_report_of(env.robot)  # publishes to ROS observers
         self.observation: Observation = {}
         self.first_observation: Observation = {}
         self.stamp = self.faults = 0
         self.episode, self.result = episodes, EpisodeResult(0)
         self._driven = False  # whether the operator drove the last step
-        self._task_success = False  # whether the task's own detector has seen success
+        self._task_success = False  # whether the task's own detector has reported success
 
     # -- the tick ---------------------------------------------------------------------------------
 
     def step(self, action: Action) -> StepResult:
-        """Send the operator's action, if there is one, else the policy's; observe, judge and tell.
+        """Send the operator's action if any, else the policy's; observe, judge and report.
 
         Raises:
-            RobotInterrupted: The robot cannot go on; it holds.
+            RobotInterrupted: The robot cannot continue; it holds.
         """
         with self._problems_shown():
             said = self.operator.watch()
             observation, reward, terminated, truncated, info = self._act(action, said)
-            # Judge: a time limit counts whatever the task's own detector says.
+            # Judge: a time limit counts regardless of the task's own detector.
             task = Outcome(reward, terminated, truncated, bool(info["success"]))
             label = self._source.label(said.events)
             outcome, version = self._source.judge(observation, task), self._source.version
@@ -221,7 +220,7 @@ class Session:
             truncated = (truncated or over) and not outcome.terminated
             info |= {"success": outcome.success, "task_success": task.success}
             info["reward_version"] = version
-        # Tell.
+        # Report.
         result, self.stamp = self.result, int(info["stamp_observation"])
         result.steps += 1
         result.total_reward += outcome.reward
@@ -256,25 +255,25 @@ class Session:
         return self.observation, outcome.reward, outcome.terminated, truncated, info
 
     def _act(self, action: Action, said: OperatorInput) -> StepResult:
-        """Decide who acts, then send, wait and observe with the environment."""
+        """Decide who acts, then step the environment."""
         action, intervened, halted = self.operator.decide(action, said)
         with self.operator.faults_noted():
             observation, reward, terminated, truncated, info = self.env.step(action)
         self.operator.show(observation)
         info |= {"intervened": intervened, "operator": said}
-        # A halt ends the episode even at the goal: another reward source would let it go on.
+        # A halt ends the episode even at the goal: another reward source might let it continue.
         truncated = halted or (truncated and not terminated)
         return observation, float(reward), terminated, truncated, info
 
     # -- between episodes -------------------------------------------------------------------------
 
     def reset(self, *, seed: int) -> ResetResult:
-        """Begin an episode with the policy acting.
+        """Start an episode with the policy acting.
 
         Raises:
-            RobotInterrupted: The operator has halted the robot or has to look at it, or it cannot
-                begin; it holds.
-            RewardError: The observation lacks what the source reads.
+            RobotInterrupted: The operator has halted the robot or must inspect it, or it cannot
+                start; it holds.
+            RewardError: The observation lacks a field that the source reads.
         """
         self.watcher.resetting()
         try:
@@ -310,7 +309,7 @@ class Session:
         return self.observation, info
 
     def put_back(self, seed: int, *, in_place: bool = False) -> ResetResult:
-        """For a `Reset`: bring robot and scene to a start, or begin `in_place`; see `RobotEnv`.
+        """Reset robot and scene, or start `in_place`; see `RobotEnv`. Called by a `Reset`.
 
         Raises:
             RobotInterrupted: As `reset`.
@@ -323,7 +322,7 @@ class Session:
         return observation, {**info, "intervened": False, "operator": said}
 
     def move(self, action: Action) -> ResetResult:
-        """A step of a reset motion, between episodes, in which the operator is heard as ever."""
+        """Take one step of a reset motion between episodes, with the operator active as usual."""
         observation, *_, info = self._act(action, self.operator.overhear())
         return observation, info
 
@@ -333,7 +332,7 @@ class Session:
         note: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
-        """Yield each seed as soon as nothing halts the robot; see `wait_until_free`."""
+        """Yield each seed once the robot is free to move; see `wait_until_free`."""
         for seed in seeds:
             self.wait_until_free(stopped, note)
             if stopped():
@@ -341,10 +340,10 @@ class Session:
             yield seed
 
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
-        """Wait, between episodes, while the robot waits for what a person has to say.
+        """Block between episodes until the operator has sent all required events.
 
-        `stopped` ends the waiting, and `note` is called with what is waited for. A device that
-        fails meanwhile is asked again until it does not.
+        `stopped` ends the wait, and `note` is called with the reason. A device that fails
+        meanwhile is polled again until it recovers.
         """
         noted = problem = ""
         while self.operator.waits_for:
@@ -352,7 +351,7 @@ class Session:
             if stopped():
                 break
             reason = problem or f"waiting: {self.operator.waiting()}"
-            lasting = _AGE.sub("", reason)  # how old something is changes all the time
+            lasting = _AGE.sub("", reason)  # ages change constantly
             if lasting != noted:
                 self.say_waiting(reason, note)
                 noted = lasting
@@ -367,31 +366,31 @@ class Session:
             note("the operator lets the robot go on")
 
     def say_waiting(self, reason: str, note: Callable[[str], None]) -> None:
-        """Say why no episode begins, to `note` and to the watcher, and write faults."""
+        """Report to `note` and the watcher why no episode starts, and write faults."""
         self.keep_faults()
         note(reason)
         self.watcher.waiting(reason)
 
     def look(self) -> None:
-        """Let the watcher see the robot; between episodes, again and again."""
+        """Update the watcher. Called repeatedly between episodes."""
         self.watcher.look()
 
     def keep_faults(self) -> None:
-        """Between episodes: write what kept the robot from going on; `RunError` on a full disk."""
+        """Write new faults to the run, between episodes; `RunError` on a full disk."""
         if self.run is not None:
             self.faults += self.operator.faults.write(self.run)
 
     @property
     def scene_put_back_by_person(self) -> bool:
-        """Whether a person puts the scene back before each episode."""
+        """Whether a person restores the scene before each episode."""
         return self._reset.by_person
 
     def close(self) -> None:
-        """Release the watcher, hold and release the robot, then its devices; may be called again.
+        """Close the watcher, hold and release the robot, then close devices; idempotent.
 
-        All of them are closed, even where one raises.
+        All are closed, even if one raises.
         """
-        with ExitStack() as parts:  # the last to be added is the first to be closed
+        with ExitStack() as parts:  # closed in reverse order
             for device in self.operator.devices:
                 parts.callback(device.close)
             parts.callback(self.env.close)
@@ -404,7 +403,7 @@ class Session:
         return {name: v for name, v in observation.items() if name not in self._hidden}
 
     def _verdicts(self, label: bool | None, detected: bool) -> dict[str, Any]:
-        """Facts to record after a step: who called the episode a success, and the advice."""
+        """Facts to record after a step: success verdicts by source, and the advice."""
         facts: dict[str, Any] = {"operator_success": label}
         if self._source.version != HUMAN_VERSION:
             facts["detector_success"] = detected
@@ -414,7 +413,7 @@ class Session:
 
     @contextmanager
     def _problems_shown(self) -> Iterator[None]:
-        """Let the watcher know what goes wrong inside."""
+        """Report errors to the watcher."""
         try:
             yield
         except RobotRLError as error:

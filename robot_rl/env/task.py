@@ -1,6 +1,6 @@
-"""Tasks: where an episode starts, what they add to the observation, and how they judge it.
+"""Tasks: define an episode's start, the task's observations, and its reward and end.
 
-A reward source may judge in place of the task; `robot_rl.rewards` has them.
+A reward source may replace the task's reward; see `robot_rl.rewards`.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from robot_rl.safety.commands import checked_pose
 from robot_rl.safety.limits import PoseLimits
 from robot_rl.safety.rotations import Vector
 
-# `reward_version` of a row: these for sources without a model, a model's own from FIRST_MODEL on.
+# `reward_version` of a row: these for sources without a model; models use FIRST_MODEL and above.
 TASK_VERSION, HUMAN_VERSION, POSE_VERSION, DISTANCE_VERSION, SUCCESS_VERSION = range(5)
 FIRST_MODEL = 1 << 16
 
 
 class Outcome(NamedTuple):
-    """The verdict on the last step."""
+    """Result of the last step."""
 
     reward: float
-    terminated: bool  # the episode is over and nothing can follow: no bootstrapping
-    truncated: bool  # it is cut; `RobotEnv` adds the task's time limit
+    terminated: bool  # the episode is over, in a terminal state: no bootstrapping
+    truncated: bool  # the episode is cut; `RobotEnv` adds the task's time limit
     success: bool  # whether the goal is reached now
 
 
 class Task(Protocol):
-    """The part of an environment that knows what is to be achieved."""
+    """Goal of an environment: its scene, observations and reward."""
 
     name: str  # recorded with every episode
-    instruction: str  # what the robot is to do in the present episode, in words
+    instruction: str  # the robot's task in the current episode, as text
     time_limit_steps: int  # control steps after which an episode is truncated
-    observation_fields: tuple[Field, ...]  # what `observe` gives
+    observation_fields: tuple[Field, ...]  # fields that `observe` returns
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Randomise the scene; returns the TCP pose (7,) to start from, in the base frame."""
+        """Randomise the scene; return the TCP start pose (7,) in the base frame."""
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Begin an episode with robot and scene as they are; draw what changes with each episode.
+        """Start an episode with robot and scene as they are; draw per-episode values.
 
         Raises:
-            RobotRLError: The task can only begin from a scene that was put back.
+            RobotRLError: The task can only start from a restored scene.
         """
 
     def observe(self) -> Observation:
-        """The task's own part of the observation, keyed by `observation_fields`."""
+        """Return the task's part of the observation, keyed by `observation_fields`."""
 
     def outcome(self) -> Outcome:
-        """Judge the present state: after a step, or at the begin of the episode."""
+        """Judge the current state, after a step or at the start of the episode."""
 
 
 class RewardError(RobotRLError):
@@ -63,14 +63,14 @@ class RewardError(RobotRLError):
 
 
 class RewardSource:
-    """Judges each step in the actor, in place of the task's own detector or with it.
+    """Judges each step in the actor, instead of or together with the task's own detector.
 
-    This one takes over what the detector says: a simulation's true state, or a sensor.
+    This base class passes the detector's result on: from a simulation's true state, or a sensor.
 
     Attributes:
         version: `reward_version` of the rows that it judges.
         observed: Observation names that it reads.
-        alarm: What is wrong with the rewards of this episode, None while nothing is.
+        alarm: Problem with the rewards of this episode, or None.
     """
 
     version: int = TASK_VERSION
@@ -78,35 +78,35 @@ class RewardSource:
     alarm: str | None = None
 
     def reset(self, observation: Observation) -> None:
-        """Begin an episode with its first observation."""
+        """Start an episode with its first observation."""
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """Judge the step that led to an observation; `truncated` is the caller's business.
+        """Judge the step that led to an observation; the caller handles `truncated`.
 
-        `task` is what the task's own detector said of it.
+        `task` is the result of the task's own detector.
         """
         return task
 
     def label(self, events: Sequence[OperatorEvent]) -> bool | None:
-        """The operator's last `success` or `failure`; None if there is neither.
+        """Return the operator's last `success` or `failure` as a bool; None if there is neither.
 
-        A label ends the episode with a reward of 1 or 0, in place of the source's verdict.
+        A label ends the episode with a reward of 1 or 0, instead of the source's result.
         """
         labels = [e for e in events if e in (OperatorEvent.SUCCESS, OperatorEvent.FAILURE)]
         return labels[-1] is OperatorEvent.SUCCESS if labels else None
 
 
 class TaskView(Protocol):
-    """The observations that a policy has of a task, from the poses of its objects."""
+    """A policy's view of a task, computed from object poses."""
 
-    name: str  # see `Task`, as the two below
+    name: str  # see `Task`, also for the next two
     instruction: str
     time_limit_steps: int
-    observation_fields: tuple[Field, ...]  # `state/object_poses` (k, 7), and what `see` gives
+    observation_fields: tuple[Field, ...]  # `state/object_poses` (k, 7), and those of `see`
     action_names: tuple[str, ...]  # columns of the action
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
-        """Further observations, from the poses of objects (k, 7) and TCP (7,) in the base frame."""
+        """Compute further observations from poses of objects (k, 7) and TCP (7,), base frame."""
 
 
 def seen(view: TaskView, object_poses: Vector, tcp_pose: Vector) -> Observation:
@@ -116,17 +116,17 @@ def seen(view: TaskView, object_poses: Vector, tcp_pose: Vector) -> Observation:
 
 
 class Expert(Protocol):
-    """Demonstrates a task from its true state, with all the randomness from given generators."""
+    """Demonstrates a task from its true state; all randomness comes from the given generators."""
 
     def reset(self, rng: np.random.Generator) -> None:
-        """Begin an episode."""
+        """Start an episode."""
 
     def act(self, rng: np.random.Generator) -> Action:
-        """The action (d,) in [-1, 1] for the present state."""
+        """Return the action (d,) in [-1, 1] for the current state."""
 
 
 def refuse_resume(name: str) -> NoReturn:
-    """Raise `RobotRLError`: a task of this name cannot begin where the last episode ended."""
+    """Raise `RobotRLError`: the named task cannot start where the last episode ended."""
     raise RobotRLError(
         f"the task {name!r} cannot begin where its last episode ended",
         hint="take reset=scripted, which puts robot and scene back",
@@ -135,13 +135,13 @@ def refuse_resume(name: str) -> NoReturn:
 
 @dataclass(eq=False)
 class RobotTask:
-    """A `TaskView` that no simulation has: the robot and its cameras are all that is seen."""
+    """A `TaskView` without a simulation: only the robot and its cameras are observed."""
 
-    name: str  # see `Task`, as the two below
+    name: str  # see `Task`, also for the next two
     instruction: str
     time_limit_steps: int
     # Some of `ARM_ACTIONS` in their order (the target does not move along the others), then
-    # `GRIPPER_ACTION` where the policy opens and closes the gripper.
+    # `GRIPPER_ACTION` if the policy opens and closes the gripper.
     action_names: Sequence[str]
 
     def __post_init__(self) -> None:
@@ -156,26 +156,26 @@ class RobotTask:
             raise RobotRLError(problem, got=got, expected="at least 1 step")
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
-        """Nothing."""
+        """Return no further observations."""
         return {}
 
 
 @dataclass(eq=False)
 class TrackedTask:
-    """A task on a robot, whose objects, if any, are tracked from outside: by cameras and markers.
+    """A task on a robot whose objects, if any, are tracked externally, by cameras and markers.
 
-    Observations and actions are those of the simulated task, so that a policy that was trained on
-    one runs on the other; or of a `RobotTask`.
+    Observations and actions are those of the simulated task, so that a policy trained on one runs
+    on the other; or those of a `RobotTask`.
     """
 
-    task: TaskView  # what is seen, and done; a simulated one, which needs no world for this
-    start_pose: Sequence[float]  # TCP pose (7,), m and xyzw, about which episodes start
-    # Half range of the start position [m], of all axes or per axis (3,).
+    task: TaskView  # observations and actions; a simulated task needs no world for this
+    start_pose: Sequence[float]  # centre of TCP start poses (7,), m and xyzw
+    # Half range of the start position [m], for all axes or per axis (3,).
     start_noise: float | Sequence[float]
-    # Whether something tells when the goal is reached (`task/success`); if not, episodes end by
-    # their time limit or by a person.
+    # Whether a publisher reports success (`task/success`); if not, episodes end by their time limit
+    # or by a person.
     reports_success: bool
-    # Whether the gripper closes before the arm goes to a start, and is never opened: it has a tool.
+    # Whether the gripper closes before moving to a start and never opens: it holds a tool.
     gripper_closed: bool = False
 
     def __post_init__(self) -> None:
@@ -197,12 +197,12 @@ class TrackedTask:
                 got="task.tracked.gripper_closed=true, and gripper in action_names",
                 hint="take one of them out",
             )
-        # The newest `tcp_pose` (7,), and where known `object_poses` (k, 7) and `success`; the robot
-        # sets it.
+        # The latest `tcp_pose` (7,) and, if known, `object_poses` (k, 7) and `success`; set by the
+        # robot.
         self.tracked: Mapping[str, Any] = {}
 
     def check_start(self, limits: PoseLimits) -> None:
-        """Check that all starts are inside of the limits of a robot; `RobotRLError` names which."""
+        """Check that all start poses are within a robot's limits; `RobotRLError` names which."""
         for side in (-1.0, 1.0):
             corner = self._start.copy()
             corner[:3] += side * self._noise
@@ -215,20 +215,20 @@ class TrackedTask:
         return next((field.shape[0] for field in poses), 0)
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Draw where the episode starts; the objects lie where they lie."""
+        """Draw the start pose; the objects stay where they are."""
         shift = rng.uniform(-self._noise, self._noise, 3)
         return np.concatenate([self._start[:3] + shift, self._start[3:]])
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Nothing is drawn: the objects are seen where they are."""
+        """Do nothing: the objects are tracked where they are."""
 
     def observe(self) -> Observation:
-        """The task's part of the observation."""
+        """Return the task's part of the observation."""
         if not self.objects:
             return {}
         return seen(self.task, self.tracked["object_poses"], self.tracked["tcp_pose"])
 
     def outcome(self) -> Outcome:
-        """The sparse reward: 1 and the end of the episode at success, 0 before."""
+        """Return the sparse reward: 1 and the end of the episode at success, 0 before."""
         success = bool(self.tracked.get("success", False))
         return Outcome(float(success), terminated=success, truncated=False, success=success)

@@ -1,1 +1,1 @@
-"""Where rewards come from: the task's detector, a classifier of images, a pose, a person."""
+"""Reward sources: the task's detector, an image classifier, a pose, a person."""

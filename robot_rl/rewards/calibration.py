@@ -1,4 +1,4 @@
-"""Calibration, threshold and figures of a success classifier, from held-out episodes."""
+"""Calibration, threshold and statistics of a success classifier, from held-out episodes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of a classifier for an episode that it was not trained on."""
+    """Classifier scores for an episode outside its training set."""
 
-    index: int  # of the episode in its dataset
+    index: int  # index of the episode in its dataset
     scores: Values  # (T + 1,), logits or probabilities
     labels: FrameLabels  # of the frames
 
@@ -30,17 +30,17 @@ class Scored:
 
     @property
     def negatives(self) -> Values:
-        """Scores of the frames that show that there is none yet."""
+        """Scores of the frames that show no success yet."""
         return self.scores[self.labels.negative]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper 95 % bounds that a threshold has to keep on held-out data."""
+    """Limits on upper 95 % bounds that a threshold must keep on held-out data."""
 
-    frames: float  # of the rate of frames that show no success and are taken for one
-    episodes: float  # of the rate of episodes without success in which it is seen all the same
-    consecutive_frames: int  # frames in a row that it takes
+    frames: float  # for the false-positive rate of frames
+    episodes: float  # for the false-positive rate of episodes without success
+    consecutive_frames: int  # frames in a row required for success
 
 
 def upper_bound(count: int, trials: int) -> float:
@@ -51,10 +51,10 @@ def upper_bound(count: int, trials: int) -> float:
 def fit_platt(logits: Values, labels: npt.NDArray[np.bool_]) -> tuple[float, float]:
     """Scale and offset of a sigmoid by maximum likelihood, from logits (n,) and labels (n,).
 
-    Platt 1999, with his smoothed targets: they keep the sigmoid finite where a threshold parts the
-    two kinds without a mistake.
+    Platt 1999, with his smoothed targets, which keep the parameters finite if the two classes are
+    perfectly separable.
     """
-    from scipy.optimize import minimize  # late: only training pays for its import
+    from scipy.optimize import minimize  # late import: only training needs it
 
     positive = int(labels.sum())
     negative = len(labels) - positive
@@ -71,7 +71,7 @@ def fit_platt(logits: Values, labels: npt.NDArray[np.bool_]) -> tuple[float, flo
 
 
 def calibrate(episodes: Sequence[Scored], limits: Limits) -> Calibration:
-    """Choose calibration and threshold on held-out episodes, which have logits as scores."""
+    """Choose calibration and threshold on held-out episodes, whose scores are logits."""
     scale, offset = fit_platt(*known_frames(episodes))
     decision = Calibration(scale, offset)
     scored = [Scored(e.index, decision.probability(e.scores), e.labels) for e in episodes]
@@ -79,23 +79,23 @@ def calibrate(episodes: Sequence[Scored], limits: Limits) -> Calibration:
 
 
 def known_frames(episodes: Sequence[Scored]) -> tuple[Values, npt.NDArray[np.bool_]]:
-    """Scores (n,) of all frames that show success or none, and which of the two they show (n,)."""
+    """Scores (n,) of all labelled frames, and whether each shows success (n,)."""
     positives = np.concatenate([episode.positives for episode in episodes])
     scores = np.concatenate([positives, *(episode.negatives for episode in episodes)])
     return scores, np.arange(len(scores)) < len(positives)
 
 
 def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
-    """The threshold halfway, in logits, from the worst mistake to be avoided to the successes.
+    """Choose the threshold halfway, in logits, between the worst false positive and the successes.
 
-    A success needs one run of frames above it, not every frame: a miss costs a step, but a mistake
-    ends the episode with a false reward. So the success that counts is the best run of the weakest
-    episode; episodes whose best run is below the worst mistake are given up. With too little data
-    to show that the limits hold, no mistake is allowed. The scores are probabilities.
+    A success needs one run of frames above the threshold, not every frame: a miss costs a step, but
+    a false positive ends the episode with a false reward. So the success side is the best run of
+    the weakest episode; episodes whose best run is below the worst false positive are ignored. With
+    too little data to verify the limits, no false positive is allowed. Scores are probabilities.
     """
     negatives = np.sort(np.concatenate([e.negatives for e in episodes]))[::-1]
     failed = [e for e in episodes if not e.labels.succeeds]
-    # An episode is lost to a threshold at or below the best run of frames that it has.
+    # An episode is a false positive for thresholds at or below its best run of frames.
     runs = np.sort([best_run(e.scores, limits.consecutive_frames) for e in failed])[::-1]
     floor = 0.5
     for values, rate in ((negatives, limits.frames), (runs, limits.episodes)):
@@ -110,7 +110,7 @@ def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
 
 
 def most_mistakes(trials: int, rate: float) -> int:
-    """Most mistakes in so many trials that keep the upper bound at a rate; 0 if none do."""
+    """Largest number of mistakes in `trials` whose upper bound is at most `rate`; 0 if none is."""
     count = 0
     while count < trials and upper_bound(count + 1, trials) <= rate:
         count += 1
@@ -118,7 +118,7 @@ def most_mistakes(trials: int, rate: float) -> int:
 
 
 def best_run(scores: Values, length: int) -> float:
-    """Largest score that so many frames in a row reach; 0 where there are fewer."""
+    """Largest score that `length` frames in a row all reach; 0 if there are fewer frames."""
     if len(scores) < length:
         return 0.0
     windows = np.lib.stride_tricks.sliding_window_view(scores, length)
@@ -131,36 +131,36 @@ class Rate:
 
     count: int  # how often it happened
     trials: int  # how often it could have
-    rate: float | None  # the share, None without a trial
+    rate: float | None  # count / trials, None without trials
     bound: float  # upper 95 % bound (Clopper-Pearson, one-sided)
 
     @classmethod
     def of(cls, count: int, trials: int) -> Rate:
-        """Take a count."""
+        """Make the rate and its bound from a count."""
         return cls(count, trials, count / trials if trials else None, upper_bound(count, trials))
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The verdicts of a threshold on episodes."""
+    """Performance of a threshold on episodes."""
 
-    true_positives: int  # frames of success that are seen
-    false_negatives: int  # frames of success that are not
-    false_frames: Rate  # frames without success that are taken for one, of all without
-    false_episodes: Rate  # episodes without success in which it is seen, of all without
-    early_episodes: Rate  # episodes with success in which it is seen before, of all with
-    missed_episodes: Rate  # episodes with success in which it is not seen, of all with
-    # Median frames from success to its being seen, None where it never is.
+    true_positives: int  # success frames detected
+    false_negatives: int  # success frames missed
+    false_frames: Rate  # false positives among frames without success
+    false_episodes: Rate  # false positives among episodes without success
+    early_episodes: Rate  # episodes with success detected too early, of all with success
+    missed_episodes: Rate  # episodes with success not detected, of all with success
+    # Median frames from success to its detection, None without any detection.
     delay_frames: float | None
-    # Calibration: for each tenth of probability its mean, the share of frames that show success,
-    # and how many frames there are.
+    # Calibration: per tenth of probability, the mean probability, the fraction of frames that show
+    # success, and the number of frames.
     bins: tuple[tuple[float, float, int], ...]
 
 
 def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> Validation:
-    """Judge a threshold on episodes that have probabilities as scores.
+    """Evaluate a threshold on episodes whose scores are probabilities.
 
-    `consecutive` frames in a row at or above the threshold make an episode's success.
+    `consecutive` frames in a row at or above the threshold count as success of the episode.
     """
     scores, labels = known_frames(episodes)
     shown = scores >= threshold
@@ -187,13 +187,13 @@ def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> 
 
 
 def first_success(shown: npt.NDArray[np.bool_], consecutive: int) -> int | None:
-    """Frame at which so many in a row have shown success, None if they never do."""
+    """Frame that completes `consecutive` frames of success in a row; None if there is none."""
     ends = np.flatnonzero(np.convolve(shown, np.ones(consecutive)) == consecutive)
     return int(ends[0]) if ends.size else None
 
 
 def weaknesses(result: Validation, limits: Limits) -> list[str]:
-    """Say where held-out data are too few, or the classifier too poor, to train a policy on."""
+    """List where held-out data are too few, or the classifier too poor, to train a policy."""
     notes = []
     checks = (
         ("frames without success", result.false_frames, limits.frames),

@@ -1,7 +1,7 @@
-"""The success classifier: from a few consecutive frames of some cameras to a probability.
+"""Success classifier: maps a few consecutive camera frames to a probability.
 
-A folder holds `classifier.json` (what it is, and the threshold that `train-reward` chose) and
-`classifier.safetensors` (the weights). Neither can run code when it is read.
+A folder holds `classifier.json` (description, and the threshold chosen by `train-reward`) and
+`classifier.safetensors` (weights). Loading either cannot execute code.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _UNREADABLE = (
 
 
 class SuccessClassifier(nn.Module):
-    """One backbone for all cameras and frames, and a small head on what it makes of them.
+    """One backbone shared by all cameras and frames, and a small head on its features.
 
     Args:
         cameras: Observation name → shape (height, width, 3) of its images.
-        frames: Consecutive observations that are seen, from 1.
+        frames: Number of consecutive input observations, from 1.
         backbone: ``class`` and options of the backbone; see `policies.backbones`.
-        hidden: Width of the head's layer.
+        hidden: Width of the head's hidden layer.
         generator: Source of the initial weights.
     """
 
@@ -84,13 +84,13 @@ class SuccessClassifier(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `registry.build` makes a classifier of the same shape."""
+        """JSON values for `registry.build` to make a classifier of the same shape."""
         kind = registry.name_of(type(self))
         cameras = {name: list(shape) for name, shape in self.cameras.items()}
         return {registry.CLASS: kind, "cameras": cameras, "frames": self.frames, **self._options}
 
     def forward(self, images: Mapping[str, Array]) -> Tensor:
-        """Judge uint8 images (B, frames, H, W, 3), oldest first: uncalibrated float32 logits (B,).
+        """Map uint8 images (B, frames, H, W, 3), oldest first, to uncalibrated float32 logits (B,).
 
         Raises:
             PolicyError: A camera is missing, or has images of another size.
@@ -121,11 +121,11 @@ class Calibration:
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """A classifier and how to read it."""
+    """A classifier with its calibration."""
 
     network: SuccessClassifier  # in evaluation mode
     decision: Calibration  # calibration and threshold
-    task: str  # task that it was trained on
+    task: str  # task it was trained on
 
     def save(self, folder: Path) -> None:
         """Write both files into an existing folder."""
@@ -136,10 +136,10 @@ class TrainedClassifier:
 
     @classmethod
     def load(cls, folder: Path | str) -> TrainedClassifier:
-        """Read what `save` wrote.
+        """Read the files that `save` writes.
 
         Raises:
-            RewardError: A file is missing, damaged, or of another network.
+            RewardError: A file is missing, damaged, or from another network.
         """
         place = Path(folder)
         try:
@@ -159,7 +159,7 @@ class TrainedClassifier:
 
     @property
     def version(self) -> int:
-        """A number that follows from all of it, for `reward_version`."""
+        """`reward_version` from a hash of weights and description."""
         digest = hashlib.sha256(json.dumps(self._to_json(), sort_keys=True).encode())
         for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -168,7 +168,7 @@ class TrainedClassifier:
 
     @torch.no_grad()
     def logits(self, images: Mapping[str, Array]) -> npt.NDArray[np.float32]:
-        """Logits (B,) of images as `SuccessClassifier.forward` takes them."""
+        """Logits (B,) of images in the format of `SuccessClassifier.forward`."""
         return np.asarray(self.network(images).cpu().numpy())
 
     def _to_json(self) -> dict[str, Any]:
@@ -178,30 +178,30 @@ class TrainedClassifier:
 
 @dataclass
 class RewardGuard:
-    """Lets a success through only after several frames in a row, and after the robot has moved.
+    """Accepts a success only after several frames in a row, and after the robot has moved.
 
-    A success before the TCP has moved is no success: a camera that has turned, a light, a scene
-    that was not reset. It is held back, and `alarm` says so until the next episode.
+    A success before the TCP has moved is not real: a camera was turned, the light changed, or the
+    scene was not reset. It is rejected, and `alarm` gives the reason until the next episode.
     """
 
-    consecutive_frames: int  # in a row that must show success, from 1
-    # Distance [m] between two places of the TCP in the episode below which a success is not
-    # believed; 0 believes all. Without `state/tcp_pose` all are believed.
+    consecutive_frames: int  # frames in a row that must show success, from 1
+    # Least TCP distance from the episode's start [m] for a success to be accepted; 0 accepts all.
+    # Without `state/tcp_pose` all are accepted.
     least_motion: float
     _seen: int = field(default=0, init=False)
     _moved: float = field(default=0.0, init=False)
     _start: npt.NDArray[np.float32] | None = field(default=None, init=False)
-    # Why a success of this episode was held back, None if none was.
+    # Why a success in this episode was rejected, None if none was.
     alarm: str | None = field(default=None, init=False)
 
     def reset(self, observation: Observation) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self._seen, self._moved, self.alarm = 0, 0.0, None
         pose = observation.get(POSE)
         self._start = None if pose is None else np.array(pose[:3])
 
     def passes(self, success: bool, observation: Observation) -> bool:
-        """Whether a frame's verdict makes the step a success, given all that was seen with it."""
+        """Return whether a frame's result makes the step a success, given its observation."""
         if self._start is not None and POSE in observation:
             distance = float(np.linalg.norm(observation[POSE][:3] - self._start))
             self._moved = max(self._moved, distance)
@@ -218,9 +218,9 @@ class RewardGuard:
 
 
 class ClassifierReward(RewardSource):
-    """Success as a classifier of images sees it, behind a `RewardGuard`.
+    """Success from an image classifier, filtered by a `RewardGuard`.
 
-    `path` is a folder that `robot-rl train-reward` wrote.
+    `path` is a folder written by `robot-rl train-reward`.
 
     Raises:
         RewardError: There is no such classifier.
@@ -235,7 +235,7 @@ class ClassifierReward(RewardSource):
         self._frames: deque[Observation] = deque(maxlen=network.frames)
 
     def reset(self, observation: Observation) -> None:
-        """Begin an episode: its first frame stands for those before it.
+        """Start an episode: its first frame replaces the missing earlier ones.
 
         Raises:
             RewardError: A camera has images of another size.
@@ -253,7 +253,7 @@ class ClassifierReward(RewardSource):
         self._frames.extend([observation] * (self._frames.maxlen or 1))
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """Reward 1, and the end, where enough frames in a row show success."""
+        """Return reward 1 and end the episode once enough frames in a row show success."""
         self._frames.append(observation)
         images = {n: np.stack([f[n] for f in self._frames])[None] for n in self.observed}
         decision = self.classifier.decision

@@ -1,4 +1,4 @@
-"""Examples of success and failure: who acts and labels as they are recorded, and their frames."""
+"""Examples of success and failure: controllers and labels for recording, and their frames."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ REACTION_FRAMES = "reaction_frames"
 
 @dataclass(frozen=True)
 class FrameLabels:
-    """The labels of an episode's frames; frames with neither label are unknown."""
+    """Labels of an episode's frames; frames with neither label are unknown."""
 
     positive: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows success
-    negative: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows that there is none yet
+    negative: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows no success yet
 
     @property
     def succeeds(self) -> bool:
@@ -40,27 +40,27 @@ class FrameLabels:
 
 @dataclass(frozen=True)
 class ExampleEpisode:
-    """The frames of an episode that has T actions, and so T + 1 observations."""
+    """Frames of an episode with T actions and T + 1 observations."""
 
-    index: int  # of the episode in its dataset
+    index: int  # index of the episode in its dataset
     images: Images  # observation name → uint8 (T + 1, H, W, 3)
     labels: FrameLabels  # of its frames
 
     def stacked(self, rows: npt.NDArray[np.int64], frames: int) -> Images:
-        """Give what a classifier sees at rows (n,) of the episode: uint8 (n, frames, H, W, 3).
+        """Return the classifier's input at rows (n,) of the episode: uint8 (n, frames, H, W, 3).
 
-        Of the consecutive observations, oldest first, those before the first repeat it.
+        Frames are oldest first; the first observation fills in for those before it.
         """
         seen = (rows[:, None] + np.arange(1 - frames, 1)).clip(0)
         return {name: column[seen] for name, column in self.images.items()}
 
 
 class Examples:
-    """Reads the episodes of a recording one at a time, as all of their images are too many.
+    """Reads the episodes of a recording one at a time, since all images do not fit in memory.
 
-    A row's `success` belongs to the observation after it. `REACTION_FRAMES` in the metadata are how
-    many frames before the first success are left out: somebody saw it and had yet to say so.
-    `cameras` are observation names; None takes all with colour images.
+    A row's `success` belongs to the observation after it. `REACTION_FRAMES` in the metadata is the
+    number of frames before the first success that are left out: the operator's reaction time.
+    `cameras` are observation names; None for all with colour images.
 
     Raises:
         RewardError: There are no such images.
@@ -95,9 +95,9 @@ class Examples:
         return ExampleEpisode(index, images, FrameLabels(positive, negative))
 
     def split(self, share: float, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-        """Split the episodes in two, those that succeed and those that do not alike.
+        """Split the episodes in two, stratified by success.
 
-        The second part has `share` of them.
+        The second part has the fraction `share` of them.
 
         Raises:
             RewardError: A part would have no episode of one of the kinds.
@@ -121,21 +121,20 @@ class Examples:
 
 @dataclass(frozen=True)
 class CollectionOptions:
-    """The settings of `robot-rl collect-reward`."""
+    """Settings of `robot-rl collect-reward`."""
 
-    # Whose: ``task``, the task's detector while a scripted expert acts; or ``operator``, who moves
-    # the robot and says when it has succeeded.
+    # Label source: ``task``, the task's detector while a scripted expert acts; or ``operator``, who
+    # moves the robot and signals success.
     labels: str
-    positive_frames: int  # frames that show success, in all
-    frames_after_success: int  # frames that an episode goes on for from its success on
+    positive_frames: int  # total number of frames that show success
+    frames_after_success: int  # frames that an episode continues after its success
     negative_episodes: int  # episodes that never reach the goal
     offset: float  # standard deviation of a misplaced expert's error, per axis [m]
-    yaw_offset: float  # likewise of its yaw [rad]
+    yaw_offset: float  # standard deviation of its yaw error [rad]
     action_noise: float  # standard deviation of a wandering expert's noise on each action column
-    stall_steps: int  # most steps before its success at which a stalling expert stops for good
-    fidget: float  # standard deviation of the action columns of one that has stopped
-    # Longest time [s] that an operator takes to say that it has succeeded; what the frames of that
-    # time show, nobody knows.
+    stall_steps: int  # a stalling expert stops for good at most this many steps before its success
+    fidget: float  # standard deviation of the action columns after it has stopped
+    # Longest time an operator takes to signal success [s]; frames in that time are unlabelled.
     reaction_s: float
 
     def __post_init__(self) -> None:
@@ -152,10 +151,10 @@ class CollectionOptions:
 
 
 class Lingering(RewardSource):
-    """The judgement of the task's own detector, with episodes that go on after their success.
+    """Uses the task's own detector, but continues episodes after success.
 
     Attributes:
-        frames: Frames from the success on after which the episode ends.
+        frames: Number of frames from the first success until the episode ends.
     """
 
     def __init__(self, frames: int) -> None:
@@ -163,11 +162,11 @@ class Lingering(RewardSource):
         self._since = 0
 
     def reset(self, observation: Observation) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self._since = 0
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """The same reward and success, and the end some frames after the first success."""
+        """Keep reward and success; end the episode `frames` frames after the first success."""
         if self._since or task.success:
             self._since += 1
         ends = self._since >= self.frames or (task.terminated and not task.success)
@@ -175,13 +174,13 @@ class Lingering(RewardSource):
 
 
 class OperatorLabels(Lingering):
-    """Takes the operator's word for what the task's detector says, where there is no detector.
+    """Uses the operator's labels instead of a task detector.
 
-    From the event `success` on every frame shows success, until the episode ends some frames later;
+    After the event `success` every frame shows success, until the episode ends some frames later;
     `failure` ends it at once.
 
     Attributes:
-        labelled: Whether the operator has said of the episode that it succeeded or failed.
+        labelled: Whether the operator has labelled the episode as success or failure.
     """
 
     def __init__(self, frames: int) -> None:
@@ -189,28 +188,28 @@ class OperatorLabels(Lingering):
         self.labelled = self._success = False
 
     def reset(self, observation: Observation) -> None:
-        """Begin an episode; what was said before it is about none."""
+        """Start an episode; earlier labels do not count."""
         super().reset(observation)
         self.labelled = self._success = False
 
     def label(self, events: Sequence[OperatorEvent]) -> bool | None:
-        """Take in what the operator says; `judge` sees to it."""
+        """Store the operator's label for `judge`; always return None."""
         self._success |= OperatorEvent.SUCCESS in events
         self.labelled |= self._success or OperatorEvent.FAILURE in events
         return None
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """Judge as the operator does."""
+        """Judge by the operator's label."""
         said = Outcome(float(self._success), self.labelled, False, self._success)
         return super().judge(observation, said)
 
 
 class StallingController:
-    """Lets another controller act, and stops for good at a step of the episode.
+    """Runs another controller until a given step, then stalls for the rest of the episode.
 
-    What follows are the hardest negatives there are: almost done, from every side and for long.
-    Grippers stay as the other controls them; the other columns have a standard deviation of
-    `fidget` afterwards. `stalls_at` gives the step by the seed of the episode.
+    The frames after that are the hardest negatives: almost done, from every side and for long.
+    Grippers still follow the other controller; the other columns then have noise with a standard
+    deviation of `fidget`. `stalls_at` maps the episode's seed to the step.
     """
 
     def __init__(
@@ -230,13 +229,13 @@ class StallingController:
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self._controller.reset(slots, seeds=seeds, instructions=instructions)
         self._left = self._stalls_at(seeds[0])
         self._rng = np.random.default_rng(seeds[0])
 
     def act(self, observation: Seen, active: Active = None) -> Decision:
-        """Decide as the other does, or hardly move."""
+        """Decide as the other controller, or barely move after the stall."""
         decision = self._controller.act(observation, active)
         self._left -= 1
         if self._left < 0:
@@ -245,9 +244,9 @@ class StallingController:
         return decision
 
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
-        """The conclusion of the other controller."""
+        """Return the other controller's conclusion."""
         return self._controller.conclude(observation, active)
 
     def observe_override(self, slots: Slots = None) -> None:
-        """Let the other hear of it."""
+        """Notify the other controller."""
         self._controller.observe_override(slots)

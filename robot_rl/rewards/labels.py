@@ -1,4 +1,4 @@
-"""Labels that come after the end of an episode: they annotate its stored rows."""
+"""Labels that arrive after the end of an episode; they annotate its stored rows."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PASSING = (AnnotationRefused, ServerUnreachable, StoreFull)  # rows may still b
 
 @dataclass(eq=False)
 class LateLabels:
-    """Annotates the last episode of an actor, without a wait in its loop.
+    """Annotates the last episode of an actor, without blocking its loop.
 
     A label becomes the annotation `reward` of the episode's rows: 1 at the last action of a
-    success, which then ends the episode like a label in time; else 0. Learning takes the newest
-    with `reward.annotation=reward`.
+    success, which ends the episode just like a timely label; else 0. Learning uses the latest
+    annotation with `reward.annotation=reward`.
     """
 
-    place: ReplayAddress  # where the server is; each label has a connection of its own
+    place: ReplayAddress  # address of the server; each label opens its own connection
     session: Opened  # the actor's
     note: Callable[[str], None]  # called when a label is lost
 
@@ -40,12 +40,12 @@ class LateLabels:
         self._threads: list[threading.Thread] = []
 
     def note_row(self, sequence: int, *, begins: bool) -> None:
-        """Remember a row that was sent, and whether an episode begins with it."""
+        """Record a sent row, and whether an episode starts with it."""
         self._first = sequence if begins else self._first
         self._last = sequence
 
     def tell(self, success: bool) -> None:
-        """Take a label of the last episode; never waits."""
+        """Submit a label for the last episode; never blocks."""
         rows = np.arange(self._first, self._last + 1)
         thread = threading.Thread(
             target=self._store, args=(rows, success), name="late-label", daemon=True
@@ -54,7 +54,7 @@ class LateLabels:
         thread.start()
 
     def close(self) -> None:
-        """Wait until all labels are stored or given up."""
+        """Wait until all labels are stored or have failed."""
         for thread in self._threads:
             thread.join()
 

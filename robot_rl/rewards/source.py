@@ -1,4 +1,4 @@
-"""The reward sources that need no model: the task, a pose, a person."""
+"""Reward sources without a model: the task, a pose, a person."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from robot_rl.safety import rotations
 
 
 class TaskReward(RewardSource):
-    """The verdict of the task's own detector, unchanged."""
+    """The result of the task's own detector, unchanged."""
 
 
 class SuccessReward(RewardSource):
-    """The success that the task's own detector tells, in place of the task's reward."""
+    """Sparse reward from the success of the task's own detector, instead of the task's reward."""
 
     version = SUCCESS_VERSION
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """Reward 1, and the end, at success."""
+        """Return reward 1 and end the episode at success."""
         return sparse(task.success, task)
 
 
 class HumanReward(RewardSource):
-    """Nothing but what a person says: a label counts, whatever the source is."""
+    """Reward from operator labels only; labels count with every source."""
 
     version = HUMAN_VERSION
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """No reward; an episode that the task gives up as failed is over."""
+        """Return no reward; end the episode if the task has failed."""
         return sparse(False, task)
 
 
 class DistanceReward(RewardSource):
-    """The task's judgement, and by how much the step has brought the robot nearer to the goal.
+    """The task's reward plus the step's progress towards the goal.
 
-    Observation `key` holds what is left to the goal, (n,); `scale` (n,) is how much of each of its
-    numbers is a reward of 1, in its unit.
+    Observation `key` is the remaining distance to the goal, (n,); `scale` (n,) is the change of
+    each component that is worth a reward of 1, in the component's unit.
     """
 
     version = DISTANCE_VERSION
@@ -57,7 +57,7 @@ class DistanceReward(RewardSource):
         self.observed, self._scale, self._left = (key,), np.array(scale, float), 0.0
 
     def reset(self, observation: Observation) -> None:
-        """Remember how far the goal is."""
+        """Store the distance to the goal."""
         left = observation[self.observed[0]]
         if left.shape != self._scale.shape:
             raise RewardError(
@@ -77,9 +77,9 @@ class DistanceReward(RewardSource):
 
 @dataclass(eq=False)
 class PoseReward(RewardSource):
-    """Success where the TCP has been within tolerances of a pose for some steps in a row."""
+    """Success if the TCP has been within tolerances of a pose for some steps in a row."""
 
-    version = POSE_VERSION  # as it has no annotation, the dataclass takes it for no field
+    version = POSE_VERSION  # without annotation, so not a dataclass field
 
     pose: Sequence[float]  # target position [m] and quaternion xyzw (7,), base frame
     # Largest error along each axis of the base frame (3,) [m].
@@ -108,7 +108,7 @@ class PoseReward(RewardSource):
         self._inside = 0
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """Reward 1, and the end, after enough steps within the tolerances."""
+        """Return reward 1 and end the episode after enough steps within the tolerances."""
         way = rotations.between(self._pose, observation[self.key].astype(np.float64))
         near = bool((np.abs(way[:3]) <= self._tolerance).all())
         near = near and float(np.linalg.norm(way[3:])) <= self.rotation_tolerance
@@ -117,6 +117,6 @@ class PoseReward(RewardSource):
 
 
 def sparse(success: bool, task: Outcome) -> Outcome:
-    """The sparse reward: 1 and the end at success, and the end where the task has failed."""
+    """Sparse reward: 1 and the end at success; also the end if the task has failed."""
     failed = task.terminated and not task.success
     return Outcome(float(success), success or failed, truncated=False, success=success)

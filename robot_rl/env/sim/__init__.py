@@ -1,4 +1,4 @@
-"""Simulation on MuJoCo: the world, the simulated robot, its cameras, and the tasks."""
+"""MuJoCo simulation: the world, the simulated robot, its cameras, and the tasks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ctypes
 import os
 import sys
 
-# How MuJoCo renders without a display, in order of preference: EGL uses a GPU where there is one.
+# Libraries for rendering without a display, in order of preference: EGL uses a GPU if available.
 _LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 
 
 def choose_backend() -> None:
-    """Set the environment variable ``MUJOCO_GL`` to what is installed, unless the user did."""
+    """Set the environment variable ``MUJOCO_GL`` to an installed backend, unless already set."""
     if sys.platform != "linux" or os.environ.get("MUJOCO_GL"):
         return
     for backend, library in _LIBRARIES.items():
@@ -20,10 +20,10 @@ def choose_backend() -> None:
         except OSError:
             continue
         os.environ["MUJOCO_GL"] = backend
-        # PyOpenGL, which MuJoCo uses for both, has a switch of its own.
+        # MuJoCo uses PyOpenGL for both, which has its own variable.
         os.environ.setdefault("PYOPENGL_PLATFORM", backend)
         return
 
 
-# Before any module of this package imports MuJoCo, which reads the choice at its import.
+# Must run before any module of this package imports MuJoCo, which reads the variable on import.
 choose_backend()

@@ -1,4 +1,4 @@
-"""Simulated cameras: what they see of the world, with the latency and noise of real ones."""
+"""Simulated cameras with the latency and noise of real ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class CameraError(RobotRLError):
 class CameraOptions:
     """One camera of the robot's model."""
 
-    name: str  # of the camera in the MJCF; the observation is `images/<name>`
+    name: str  # camera name in the MJCF; the observation is `images/<name>`
     width: int = 128
     height: int = 128
-    depth: bool = False  # whether `images/<name>_depth` is observed as well
-    points: int = 0  # number N of points of `points/<name>`; 0: they are not observed
-    # Lowest and highest corner (2, 3) of the box that the points are in [m, base frame].
+    depth: bool = False  # whether to observe `images/<name>_depth` too
+    points: int = 0  # number N of points in `points/<name>`; 0 for none
+    # Lowest and highest corner (2, 3) of the box to take points from [m, base frame].
     region: Sequence[Sequence[float]] = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
-    noise: float = 0.0  # standard deviation of the noise on each value, of 255
+    noise: float = 0.0  # standard deviation of the noise on each value, out of 255
 
     def __post_init__(self) -> None:
         for name, least in (("width", 1), ("height", 1), ("noise", 0), ("points", 0)):
@@ -54,13 +54,12 @@ class CameraOptions:
 
 
 class RenderedCamera:
-    """Renders one camera of a world, or raises `CameraError` where it has none of that name.
+    """Renders one camera of a world; raises `CameraError` if the model has no such camera.
 
-    Observes ``images/<name>`` uint8 (height, width, 3) RGB and, where asked,
-    ``images/<name>_depth`` uint16 (height, width, 1) in millimetres, 0 where nothing is within 65
-    m, as a depth camera gives it. ``points/<name>`` float32 (N, 6) are drawn from both: positions
-    [m, base frame] and colours in [0, 1], those of a row far apart from one another; all zeros
-    where nothing is in the region.
+    Observes ``images/<name>`` uint8 (height, width, 3) RGB and optionally ``images/<name>_depth``
+    uint16 (height, width, 1) in millimetres, 0 beyond 65 m, like a depth camera.
+    ``points/<name>`` float32 (N, 6) are sampled from both: positions [m, base frame], spread far
+    apart, and colours in [0, 1]; all zeros if the region is empty.
     """
 
     def __init__(self, world: World, options: CameraOptions) -> None:
@@ -79,15 +78,15 @@ class RenderedCamera:
             self.fields.append(Field(f"points/{options.name}", "float32", (options.points, 6)))
         self._renderer = SceneRenderer(world, options.width, options.height)
         self._rng = np.random.default_rng(0)
-        self._frames: deque[tuple[float, Observation]] = deque()  # when each was taken [s], and it
+        self._frames: deque[tuple[float, Observation]] = deque()  # capture time [s], frame
 
     def reset(self, rng: np.random.Generator) -> None:
-        """Forget all frames; `rng` gives the noise of the episode."""
+        """Drop all frames; `rng` is the source of the episode's noise."""
         self._rng = rng
         self._frames.clear()
 
     def shoot(self) -> None:
-        """Take the frame that is now on its way."""
+        """Capture a frame of the current state and queue it."""
         name = self._options.name
         image = self._renderer.color(name)
         if self._options.noise:
@@ -108,7 +107,7 @@ class RenderedCamera:
         self._frames.append((float(self._world.data.time), frame))
 
     def observe(self, latency: int) -> Observation:
-        """The frame of `latency` physics steps ago; the episode's first one until then."""
+        """Return the frame from `latency` physics steps ago; until then, the episode's first."""
         if not latency or not self._frames:
             self._frames.clear()
             self.shoot()
@@ -123,17 +122,17 @@ class RenderedCamera:
 
 
 class SceneRenderer:
-    """Renders a world off-screen, without the markers that only people need.
+    """Renders a world off-screen, without the markers meant for people.
 
     Raises:
-        CameraError: A size beyond the model's off-screen buffer, or no library for rendering.
+        CameraError: The size exceeds the model's off-screen buffer, or no rendering library.
     """
 
     def __init__(self, world: World, width: int, height: int) -> None:
         self._model, self._data = world.model, world.data
         try:
             self._renderer = mujoco.Renderer(world.model, height, width)
-        except Exception as error:  # each backend has errors of its own
+        except Exception as error:  # each backend has its own errors
             raise CameraError(
                 "the simulated cameras cannot be rendered",
                 got=" ".join(str(error).split()),
@@ -144,12 +143,12 @@ class SceneRenderer:
         self._options.sitegroup[:] = 0
 
     def color(self, camera: str) -> npt.NDArray[np.uint8]:
-        """The view of a camera: uint8 (height, width, 3) RGB."""
+        """Render a camera: uint8 (height, width, 3) RGB."""
         self._look_through(camera)
         return np.array(self._renderer.render())
 
     def depth(self, camera: str) -> npt.NDArray[np.uint16]:
-        """Distance along the camera's axis: uint16 (height, width, 1) in millimetres."""
+        """Render distance along the camera's axis: uint16 (height, width, 1) in millimetres."""
         self._renderer.enable_depth_rendering()
         self._look_through(camera)
         metres = self._renderer.render()
@@ -157,7 +156,7 @@ class SceneRenderer:
         return millimetres(metres)[..., None]
 
     def positions(self, camera: str, depth: npt.NDArray[np.uint16]) -> npt.NDArray[np.float64]:
-        """Where what it sees is: (height, width, 3) [m, base frame], from `depth` of now."""
+        """Position of each pixel (height, width, 3) [m, base frame], from current `depth`."""
         height, width, _ = depth.shape
         along = depth[..., 0] / 1000.0
         focal = height / 2 / math.tan(math.radians(self._model.camera(camera).fovy[0]) / 2)
@@ -182,8 +181,9 @@ class SceneRenderer:
 def _spread(cloud: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:
     """Choose `count` rows of a cloud (n, 3 or more) whose positions are far apart.
 
-    Farthest point sampling (Qi et al. 2017, PointNet++, section 3.2) of a few times as many, drawn
-    by chance: of all it would take longer than rendering. Where there are too few, some come twice.
+    Farthest point sampling (Qi et al. 2017, PointNet++, section 3.2) on a random subset of four
+    times as many points: on all, it would take longer than rendering. If there are too few points,
+    some repeat.
     """
     if not len(cloud):
         return np.zeros((count, cloud.shape[1]))
@@ -193,7 +193,7 @@ def _spread(cloud: npt.NDArray[Any], count: int, rng: np.random.Generator) -> np
     chosen, far = np.zeros(count, np.int64), np.full(len(few), np.inf)
     for index in range(1, count):
         last = chosen[index - 1]
-        # Squared distances; the differences themselves would take three times as long.
+        # Squared distances via dot products; differences would take three times as long.
         np.minimum(far, squares - 2 * (places @ places[last]) + squares[last], out=far)
         chosen[index] = far.argmax()
     return np.asarray(few[chosen])

@@ -1,6 +1,6 @@
-"""Differences of a real cell from its model: drawn for each episode from a domain's ranges.
+"""Differences between a real cell and its model, drawn per episode from a domain's ranges.
 
-Domain randomisation (Tobin et al., IROS 2017; of dynamics: Peng et al., ICRA 2018).
+Domain randomisation (Tobin et al., IROS 2017; for dynamics: Peng et al., ICRA 2018).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POSITIVE = ("friction", "stiffness")
 
 
 class Conditions(NamedTuple):
-    """The values that one episode has drawn; units as in `Domain`."""
+    """Values drawn for one episode; units as in `Domain`."""
 
     action_delay: float
     camera_latency: float
@@ -37,27 +37,27 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """Ranges (low, high) that each episode draws from, uniformly; by default the model as it is.
+    """Ranges (low, high) of each episode's uniform draws; the defaults leave the model unchanged.
 
     Raises:
         RobotRLError: A range is empty, or has impossible values.
     """
 
     action_delay: Sequence[float] = (0.0, 0.0)  # from an action to its effect [s]
-    camera_latency: Sequence[float] = (0.0, 0.0)  # from a picture to its arrival [s]
-    # Standard deviations of white noise: of measured positions of TCP and objects, per axis [m]; of
-    # their rotations [rad]; of forces [N] and, by a lever of 0.1 m, of torques.
+    camera_latency: Sequence[float] = (0.0, 0.0)  # from an image to its arrival [s]
+    # Standard deviations of white noise: on measured positions of TCP and objects, per axis [m]; on
+    # their rotations [rad]; on forces [N] and, with a lever of 0.1 m, on torques.
     position_noise: Sequence[float] = (0.0, 0.0)
     angle_noise: Sequence[float] = (0.0, 0.0)
     force_noise: Sequence[float] = (0.0, 0.0)
-    # By how much all objects are seen beside their places, all episode long: a camera that is
-    # calibrated badly. What a task adds for each object is how well that one is recognised.
+    # Offset of all observed objects, constant per episode: a badly calibrated camera. The task adds
+    # a recognition error per object.
     calibration_position: Sequence[float] = (0.0, 0.0)  # per axis [m]
     calibration_yaw: Sequence[float] = (0.0, 0.0)  # each about its own vertical [rad]
-    # Sliding friction of what the task brings, None: its own. Of two surfaces the rougher counts.
+    # Sliding friction of the task's geoms; None for their own. A contact uses the rougher surface.
     friction: Sequence[float] | None = None
-    stiffness: Sequence[float] = (1.0, 1.0)  # of the compliant arm, share of the model's
-    light: Sequence[float] = (1.0, 1.0)  # brightness of all lamps, share of the model's
+    stiffness: Sequence[float] = (1.0, 1.0)  # of the compliant arm, as a fraction of the model's
+    light: Sequence[float] = (1.0, 1.0)  # brightness of all lamps, as a fraction of the model's
 
     def __post_init__(self) -> None:
         for name in (each.name for each in fields(self)):
@@ -66,7 +66,7 @@ class Domain:
                 object.__setattr__(self, name, _checked(name, given))
 
     def draw(self, rng: np.random.Generator) -> Conditions:
-        """Draw an episode's conditions: how far into each range depends on the generator alone."""
+        """Draw an episode's conditions; the fraction of each range depends only on `rng`."""
 
         def drawn(name: str) -> Any:
             low, high = getattr(self, name) or (0.0, 0.0)
@@ -78,22 +78,22 @@ class Domain:
 
 
 class Sensors:
-    """Measures the true state with an episode's errors; `rng` gives the noise."""
+    """Adds an episode's measurement errors to the true state; `rng` is the source of noise."""
 
     def __init__(self, conditions: Conditions, rng: np.random.Generator) -> None:
         self._conditions, self._rng = conditions, rng
         self._noise: dict[str, Vector] = {}
 
     def next_step(self) -> None:
-        """Begin a step: until the next call a quantity is measured the same each time."""
+        """Start a step: until the next call, repeated measurements of a quantity agree."""
         self._noise.clear()
 
     def tcp_pose(self, pose: Vector) -> Vector:
-        """The measured pose (7,) of the TCP."""
+        """Return the measured pose (7,) of the TCP."""
         return np.asarray(self._noisy("tcp", pose[None])[0])
 
     def object_poses(self, poses: Vector) -> Vector:
-        """The measured poses (k, 7) of objects, with the error of the calibration."""
+        """Return the measured poses (k, 7) of objects, with the calibration error."""
         shift, yaw = self._conditions.calibration_position, self._conditions.calibration_yaw
         if yaw or shift.any():
             turn = rotations.about_z(yaw)
@@ -101,7 +101,7 @@ class Sensors:
         return self._noisy("objects", poses)
 
     def wrench(self, wrench: Vector) -> Vector:
-        """The measured force and torque (6,)."""
+        """Return the measured force and torque (6,)."""
         if not self._conditions.force_noise:
             return wrench
         # Forces at the fingertips have a lever of 0.1 m.
@@ -118,7 +118,7 @@ class Sensors:
         return np.array([rotations.displaced(*part) for part in parts])
 
     def _drawn(self, name: str, rows: int) -> Vector:
-        """Standard normal noise (rows, 6) of a quantity in this step."""
+        """Standard normal noise (rows, 6) of a quantity, fixed within a step."""
         if name not in self._noise:
             self._noise[name] = self._rng.standard_normal((rows, 6))
         return self._noise[name]

@@ -1,4 +1,4 @@
-"""Where the joints of a MuJoCo arm put its tool, and the other way round."""
+"""Forward and inverse kinematics of a MuJoCo arm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from robot_rl.safety import rotations
 from robot_rl.safety.rotations import Vector
 
 _XYZW = [1, 2, 3, 0]
-_DAMPING = 1e-4  # of inverse kinematics
+_DAMPING = 1e-4  # for damped least squares
 
 
 def site_pose(data: mujoco.MjData, site: int) -> Vector:
@@ -23,13 +23,13 @@ def site_pose(data: mujoco.MjData, site: int) -> Vector:
 
 
 class Kinematics:
-    """Forward and inverse kinematics of n joints and a site, by their ids in a model.
+    """Forward and inverse kinematics of n joints and a site, given their ids in a model.
 
     Attributes:
-        qpos: Places of the joints' positions in a state (n,).
-        dofs: Places of their velocities (n,).
-        low: Their lowest positions (n,) [rad].
-        high: Their highest (n,) [rad].
+        qpos: Indices of the joint positions in a state (n,).
+        dofs: Indices of the joint velocities (n,).
+        low: Lower joint limits (n,) [rad].
+        high: Upper joint limits (n,) [rad].
     """
 
     def __init__(self, model: mujoco.MjModel, site: int, joints: Sequence[int]) -> None:
@@ -39,15 +39,15 @@ class Kinematics:
         self._data = mujoco.MjData(model)
 
     def pose(self, joints: Vector) -> Vector:
-        """Pose (7,) in which joint positions (n,) [rad] put the site."""
+        """Pose (7,) of the site at joint positions (n,) [rad]."""
         self._data.qpos[self.qpos] = joints
         mujoco.mj_kinematics(self._model, self._data)
         return site_pose(self._data, self._site)
 
     def step(self, joints: Vector, pose: Vector) -> Vector:
-        """About how far joints (n,) [rad] are from where the site is at a pose (7,) nearby.
+        """Approximate joint motion (n,) [rad] from `joints` to a nearby site pose (7,).
 
-        By damped least squares.
+        Uses damped least squares.
         """
         way = rotations.between(self.pose(joints), pose)
         jacobian = np.zeros((6, self._model.nv))
@@ -57,9 +57,9 @@ class Kinematics:
         return np.asarray(arm.T @ np.linalg.solve(arm @ arm.T + _DAMPING * np.eye(6), way))
 
     def solve(self, pose: Vector, guess: Vector, tolerance: float) -> Vector:
-        """Joint positions (n,) that put the site at `pose` (7,), but for `tolerance` [m, rad].
+        """Find joint positions (n,) for a site pose (7,), within `tolerance` [m, rad].
 
-        They are looked for from `guess` (n,) [rad]; `RobotRLError` where they are not found.
+        The search starts at `guess` (n,) [rad]; `RobotRLError` if it fails.
         """
         joints = np.array(guess, np.float64)
         for _ in range(100):

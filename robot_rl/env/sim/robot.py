@@ -1,4 +1,4 @@
-"""`SimRobot`: the simulated arm behind the same seam and the same limits as a real one."""
+"""`SimRobot`: the simulated arm, with the same interface and limits as a real one."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class _Command(NamedTuple):
 
 @dataclass(eq=False)
 class SimRobot:
-    """A 7-joint arm in MuJoCo, driven by Cartesian increments, its gripper and cameras.
+    """A 7-joint arm in MuJoCo, driven by Cartesian increments, with gripper and cameras.
 
-    Without a gripper column in the task's action the fingers stay where they are at the start, and
-    are not measured.
+    If the task's action has no gripper column, the fingers keep their start opening and are not
+    measured.
 
     Raises:
-        RobotRLError: The task is not a simulated one.
+        RobotRLError: The task is not simulated.
     """
 
-    task: Task  # a simulated one; it is attached to the world that is built for it
-    model: str  # path of the arm's MJCF, beginning with `hardware/`
-    home_joints: Sequence[float]  # joint angles (7,) [rad] near which start poses are solved
-    limits: CartesianLimits  # what the arm may be asked for
-    gripper: GripperMotor  # what moves the fingers where the task's action has a gripper column
-    cameras: Sequence[CameraOptions] = ()  # what it sees with
-    domain: Domain = IDEAL  # how it may differ from its model, drawn for each episode
+    task: Task  # a simulated task; it is attached to the world built for it
+    model: str  # path of the arm's MJCF, starting with `hardware/`
+    home_joints: Sequence[float]  # initial guess (7,) [rad] when solving for start poses
+    limits: CartesianLimits  # limits on commands
+    gripper: GripperMotor  # drives the fingers if the task's action has a gripper column
+    cameras: Sequence[CameraOptions] = ()  # cameras to observe
+    domain: Domain = IDEAL  # deviations from the model, drawn for each episode
     simulated = True
     opens_grippers = True
 
@@ -63,7 +63,7 @@ class SimRobot:
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._has_gripper = GRIPPER_ACTION in self.action_names
         self._opening = self._finger_opening = sim_task.finger_opening
-        self._delay = self._latency = 0  # of actions and of pictures [physics steps]
+        self._delay = self._latency = 0  # of actions and images [physics steps]
         self._pending: deque[_Command] = deque()
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
@@ -78,12 +78,12 @@ class SimRobot:
             camera.reset(rng)
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Go on from where the arm is, in new conditions: it holds."""
+        """Hold at the current pose and draw new conditions."""
         self._draw_conditions(rng)
         self.hold()
 
     def apply(self, action: Action) -> Action:
-        """Move the impedance target by an action (d,), see `ActionLimiter`, and the gripper."""
+        """Move the impedance target (see `ActionLimiter`) and the gripper by an action (d,)."""
         motion = np.zeros(len(ARM_ACTIONS))
         motion[self._columns] = action[: len(self._columns)]
         pose, force = self.world.tcp_pose(), self.world.tcp_wrench()[:3]
@@ -92,12 +92,12 @@ class SimRobot:
         if self._has_gripper:
             opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
         self._pending.append(_Command(target, opening, self._delay))
-        if motion.any():  # an arm that stays keeps its brakes on
+        if motion.any():  # a resting arm keeps its brakes on
             self.world.set_braking(False)
         return action
 
     def advance(self, period: float) -> None:
-        """Simulate one control period [s]; what is late takes effect when it is due."""
+        """Simulate one control period [s]; delayed commands take effect when due."""
         steps = max(1, self.world.steps(period))
         events: list[WorldEvent] = []
         while self._pending and self._pending[0].due < steps:
@@ -110,7 +110,7 @@ class SimRobot:
         self.world.step(period, events)
 
     def observe(self) -> Observation:
-        """The measured state: `state_fields`, and what the cameras see."""
+        """Return the measured state: `state_fields` and camera images."""
         world = self.world
         opening = world.finger_opening() if self._has_gripper else self._finger_opening
         pose = world.measured_tcp_pose()
@@ -129,29 +129,29 @@ class SimRobot:
         return seen
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """The view of a bystander: uint8 (240, 320, 3) RGB, from the overview camera."""
+        """Render the overview camera: uint8 (240, 320, 3) RGB."""
         if self._bystander is None:
             self._bystander = SceneRenderer(self.world, 320, 240)
         return self._bystander.color("overview")
 
     def hold(self) -> None:
-        """Brake and stay where the arm is; actions that have not taken effect yet are dropped.
+        """Brake and stay in place; drop actions that have not taken effect yet.
 
-        The gripper keeps its last command: it may be holding something.
+        The gripper keeps its last command: it may hold an object.
         """
         self._pending.clear()
         self._send(_Command(self.limiter.reset(self.world.tcp_pose()), self._opening))
         self.world.set_braking(True)
 
     def close(self) -> None:
-        """Release the cameras; the world goes with its last reference."""
+        """Release the cameras; the world is freed with its last reference."""
         for camera in self._cameras:
             camera.close()
         if self._bystander is not None:
             self._bystander.close()
 
     def _draw_conditions(self, rng: np.random.Generator) -> None:
-        # A generator of their own: a seed has the same scene in every domain.
+        # A separate generator, so that a seed gives the same scene in every domain.
         (own,) = rng.spawn(1)
         conditions = self.domain.draw(own)
         self.world.meet(conditions, own)

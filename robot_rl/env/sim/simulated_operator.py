@@ -1,4 +1,4 @@
-"""A simulated operator: a person who watches the policy, takes over where it fails, and lets go."""
+"""Simulated operator: watches the policy, takes over when it fails, and hands back."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from robot_rl.env.sim.task import ScriptedExpert
 
 _SEED_STREAM = 6
 _SOURCE = "simulated operator"
-# A step in which the operator would move less than this asks for nothing [share of an action].
+# Smaller operator motions count as no motion [fraction of an action].
 _LEAST_MOTION = 0.2
 
 
 @dataclass(frozen=True)
 class Habits:
-    """How well the simulated person sees, notices, reacts and drives."""
+    """Perception, attention, reaction and driving of the simulated person."""
 
-    look_s: float  # time between two looks at where the goal is [s]
+    look_s: float  # time between two looks at the goal [s]
     look_noise: float  # standard deviation of a look's error, per horizontal axis [m]
-    look_yaw_noise: float  # the same of the goal's yaw [rad]
-    patience_s: float  # time without progress before the person sees that something is wrong [s]
-    progress: float  # share of their own pace, towards where they would go, that is progress
-    reaction_low_s: float  # fastest time from seeing that to the first motion [s]
-    reaction_high_s: float  # slowest
-    attention: float  # share of the time in which the person watches
-    spell_s: float  # mean time for which they watch before they look elsewhere [s]
-    correction_s: float  # time of progress after a take-over, after which they let go [s]
-    # Standard deviation of each column of a motion, as a share of it: the noise of a hand grows
-    # with what it commands, and at rest there is none (Harris & Wolpert 1998, "Signal-dependent
-    # noise determines motor planning").
+    look_yaw_noise: float  # the same for the goal's yaw [rad]
+    patience_s: float  # time without progress before the person notices a problem [s]
+    progress: float  # fraction of their own pace along their own motion that counts as progress
+    reaction_low_s: float  # shortest time from noticing to the first motion [s]
+    reaction_high_s: float  # longest
+    attention: float  # fraction of the time the person watches
+    spell_s: float  # mean time of watching before they look away [s]
+    correction_s: float  # time of progress after a take-over before they hand back [s]
+    # Standard deviation of each column of a motion, relative to its value: motor noise grows with
+    # the command and is zero at rest (Harris & Wolpert 1998, "Signal-dependent noise determines
+    # motor planning").
     motor_noise: float
-    follows_coach: bool  # whether they also take over when the coach says so, watching or not
+    follows_coach: bool  # whether they also take over on the coach's advice, watching or not
 
 
 @dataclass
 class _Reaction:
-    """Counts the steps from seeing something to the motion of a hand; restarts when it is gone."""
+    """Reaction time: counts steps from noticing a condition; restarts when it ends."""
 
     left: int | None = None
 
     def has_come(self, sees: bool, drawn: Callable[[], int]) -> bool:
-        """Whether so many steps as were `drawn` have passed since the person sees it."""
+        """Return whether the `drawn` number of steps has passed since the condition started."""
         if not sees:
             self.left = None
             return False
@@ -59,27 +59,26 @@ class _Reaction:
 
 @dataclass(eq=False)
 class SimulatedOperator:
-    """Watches like a person, and drives with the hand that the task describes.
+    """Watches like a person, and drives with the task's `hand` expert.
 
-    It knows what a person beside the robot knows: where the tool is, as the arm measures it; where
-    goal and objects are, with the error of the task's observations in this episode and, drawn at
-    each look, `look_noise` and `look_yaw_noise`; and the forces that the arm measures, by which it
-    feels how the peg fits (`robot_rl.env.sim.tasks.insertion_by_feel`). An operator who knew what
-    the policy cannot observe would teach it what it cannot do.
+    It knows what a person next to the robot knows: the measured tool pose; the poses of goal and
+    objects, with the episode's observation error plus `look_noise` and `look_yaw_noise`, drawn at
+    each look; and the measured forces, to feel how the peg fits
+    (`robot_rl.env.sim.tasks.insertion_by_feel`). An operator with more information than the policy
+    would teach it behaviour it cannot reproduce.
 
-    It compares the motion of the tool in the last `patience_s` with its own motion, or with the
-    straight way to where an object is taken or brought. While it watches and sees no progress, it
-    takes over after a reaction time. It lets go after `correction_s` of progress; the second time
-    in an episode it finishes the task. Where success is impossible, it says `failure` after a
+    It compares the tool's motion over the last `patience_s` with its own motion, or with the
+    straight path to where an object is picked or placed. While it watches and sees no progress, it
+    takes over after a reaction time. It hands back after `correction_s` of progress; the second
+    time in an episode it finishes the task. If success is impossible, it sends `failure` after a
     reaction time.
 
-    All is drawn from the episode's seed, and time is counted in control steps: on the stepped clock
-    a run with it is repeatable.
+    All randomness comes from the episode's seed, and time is counted in control steps: on the
+    stepped clock a run with it is repeatable.
     """
 
-    inbox: OperatorInbox  # what it writes to
-    # What the task's `hand` or, without one, its `expert` describes, with the person's
-    # imperfections.
+    inbox: OperatorInbox  # inbox it writes to
+    # The task's `hand` or, if it has none, its `expert`, with the person's imperfections.
     hand: ScriptedExpert
     habits: Habits
     control_rate_hz: float  # steps per second
@@ -92,7 +91,7 @@ class SimulatedOperator:
         self.begin(0)
 
     def begin(self, seed: int) -> None:
-        """Let go, and watch a new episode."""
+        """Release control and watch a new episode."""
         self._rng = np.random.default_rng([_SEED_STREAM, seed])
         self.hand.reset(self._rng)
         self._pose = self.hand.task.world.tcp_pose()
@@ -106,7 +105,7 @@ class SimulatedOperator:
         self.inbox.jog(np.zeros(6), source=_SOURCE)
 
     def watch(self, observation: Observation) -> None:
-        """Look at the robot for one step: go on watching, take over, drive, or let go."""
+        """Process one step: keep watching, take over, drive, or hand back."""
         habits = self.habits
         self._judge()
         self._next_look -= 1
@@ -119,7 +118,7 @@ class SimulatedOperator:
         self._wanted[self._arm] = action[: len(self._arm)]
         destination = self.hand.destination()
         straight = [] if destination is None else [self.hand.motion(destination)]
-        self._ways = [self._wanted, *straight]  # what would be progress now
+        self._ways = [self._wanted, *straight]  # motions that count as progress
         looks = self._watching or self._driving
         hopeless = looks and self.hand.is_beyond_help()
         if self._resignation.has_come(hopeless, self._drawn_reaction):
@@ -151,14 +150,14 @@ class SimulatedOperator:
             self.inbox.jog(moved, gripper, source=_SOURCE)
 
     def listen(self, observation: Observation) -> None:
-        """Lets go between episodes, and says nothing."""
+        """Send zero motion and no events between episodes."""
         self.inbox.jog(np.zeros(6), source=_SOURCE)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _judge(self) -> None:
-        """Note how far the last step went where it should go, and how far the person would have."""
+        """Record the last step's progress, and the pace the person would have had."""
         pose = self.hand.task.world.tcp_pose()
         moved = self.hand.motion_between(self._pose, pose)[self._arm]
         self._pose = pose
@@ -170,14 +169,14 @@ class SimulatedOperator:
             self._judged.popleft()
 
     def _makes_progress(self, span_s: float) -> bool | None:
-        """Whether the last steps were progress; None before there are enough of them."""
+        """Whether the last steps made progress; None if there are too few."""
         if len(self._judged) < self._steps(span_s):
             return None
         along, pace = np.sum(self._judged, axis=0)
         return bool(along >= self.habits.progress * pace)
 
     def _drawn_reaction(self) -> int:
-        """A time from seeing something to the motion of a hand [control steps]."""
+        """Draw a reaction time [control steps]."""
         low, high = self.habits.reaction_low_s, self.habits.reaction_high_s
         return self._steps(float(self._rng.uniform(low, high)))
 

@@ -1,6 +1,6 @@
-"""The MuJoCo world: the arm of hardware/ plus what a task adds, with poses in our conventions.
+"""MuJoCo world: the arm from hardware/ plus the task's bodies, with poses in our conventions.
 
-MuJoCo keeps quaternions as wxyz; everything that leaves this module is xyzw.
+MuJoCo stores quaternions as wxyz; this module's interface uses xyzw.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 from robot_rl.safety.rotations import Vector
 
-# Names of the joints, and of the geoms, of the two fingers.
+# Names of the two fingers' joints and geoms.
 FINGERS = ("finger_left", "finger_right")
 GRIPPER_ACTUATOR = "gripper"
 _WXYZ, _XYZW = [3, 0, 1, 2], [1, 2, 3, 0]
-# The contact wrench is averaged over this many instants of a period.
+# Number of samples per period for the averaged contact wrench.
 _WRENCH_SAMPLES = 5
 _IMPEDANCE = tuple(f"impedance_{axis}" for axis in ("x", "y", "z", "rx", "ry", "rz"))
-# How much stronger than in motion the dampers are while the arm brakes: it comes to rest without
-# springing back, as one with brakes does.
+# Damping factor while braking: the arm stops without springing back, like one with brakes.
 _BRAKE = 8.0
-# Distance to the commanded opening, of each finger, below which its motor eases off [m].
+# Distance to each finger's commanded position below which its motor reduces force [m].
 _BAND = 0.004
 
 
 class WorldEvent(NamedTuple):
-    """Something that happens while the world is stepped."""
+    """An event during a world step."""
 
-    after: int  # physics steps from the beginning
+    after: int  # physics steps from the start
     happen: Callable[[], None]
 
 
@@ -47,7 +46,7 @@ class World:
     """One simulated scene with an arm of n joints under Cartesian impedance control.
 
     The impedance law runs inside MuJoCo at every physics step, as actuators between the TCP and
-    a mocap body, so that it costs no Python.
+    a mocap body, so it needs no Python per step.
 
     Args:
         model_path: The arm's MJCF; it must name a site ``tcp``, a mocap body ``target``, joints
@@ -55,8 +54,8 @@ class World:
         build: Adds the task's bodies to the model before it is compiled.
 
     Attributes:
-        kinematics: How the arm's joints move the TCP.
-        arm_joints: Their names (n,).
+        kinematics: Kinematics of the arm's joints and the TCP.
+        arm_joints: Names of the arm's joints (n,).
     """
 
     def __init__(self, model_path: Path, build: Callable[[mujoco.MjSpec], None]) -> None:
@@ -76,21 +75,21 @@ class World:
         self._finger_qpos = [int(self.model.joint(name).qposadr[0]) for name in FINGERS]
         self._gripper = self.model.actuator(GRIPPER_ACTUATOR).id
         self._impedance = [self.model.actuator(name).id for name in _IMPEDANCE]
-        # The model's own: spring and damper of the impedance, brightness of the lamps.
+        # The model's values: impedance stiffness and damping, lamp brightness.
         self._stiffness = self.model.actuator_biasprm[self._impedance, 1].copy()
         self._own_damping = self.model.actuator_biasprm[self._impedance, 2].copy()
         self._damping = self._own_damping
         self._lamps = [light.copy() for light in self._brightness()]
-        self._tool_bodies = [self.model.body("hand").id]  # and what it carries
+        self._tool_bodies = [self.model.body("hand").id]  # and attached bodies
         for body in range(self._tool_bodies[0] + 1, self.model.nbody):
             if self.model.body_parentid[body] in self._tool_bodies:
                 self._tool_bodies.append(body)
         self._wrench = np.zeros(6)
         rng = np.random.default_rng(0)
-        self.sensors = Sensors(IDEAL.draw(rng), rng)  # in the present conditions
+        self.sensors = Sensors(IDEAL.draw(rng), rng)  # for the current conditions
 
     def meet(self, conditions: Conditions, rng: np.random.Generator) -> None:
-        """Let the world be as an episode's conditions say, but for what comes late in it."""
+        """Apply an episode's conditions to the world, except for delays."""
         self.sensors = Sensors(conditions, rng)
         if conditions.friction is not None:
             self.model.geom_friction[self._task_geoms, 0] = conditions.friction
@@ -114,7 +113,7 @@ class World:
         return site_pose(self.data, self._tcp)
 
     def measured_tcp_pose(self) -> Vector:
-        """The same (7,) with the error with which it is measured."""
+        """Pose (7,) of the TCP with measurement error."""
         return self.sensors.tcp_pose(self.tcp_pose())
 
     def tcp_velocity(self) -> Vector:
@@ -127,7 +126,7 @@ class World:
     def tcp_wrench(self) -> Vector:
         """Contact force [N] and torque about the TCP [Nm] (6,) on the tool, base frame.
 
-        The mean over the last period, as a filtered wrist sensor would report it.
+        It is the mean over the last period, like a filtered wrist sensor.
         """
         return self._wrench
 
@@ -140,7 +139,7 @@ class World:
         return np.array(self.data.qvel[self._dofs])
 
     def set_braking(self, braking: bool) -> None:
-        """Brake the arm, or let it move again."""
+        """Engage or release the arm's brakes."""
         factor = _BRAKE if braking else 1.0
         self.model.actuator_biasprm[self._impedance, 2] = self._damping * factor
 
@@ -150,9 +149,9 @@ class World:
         self.data.mocap_quat[0] = pose[3:][_WXYZ]
 
     def control_joints(self, stiffness: Vector, damping: Vector) -> None:
-        """From now on hold each joint (n,) with a spring [Nm/rad] and a damper [Nms/rad].
+        """Switch to joint control: each joint (n,) has a spring [Nm/rad] and a damper [Nms/rad].
 
-        Nothing controls the TCP's pose any more; `set_posture` sets where the springs rest.
+        The TCP's pose is no longer controlled; `set_posture` sets the springs' rest positions.
         """
         self._stiffness, self._own_damping, self._damping = np.zeros((3, len(self._impedance)))
         self.model.actuator_biasprm[self._impedance, 1:3] = 0.0
@@ -160,13 +159,13 @@ class World:
         self.model.dof_damping[self._dofs] = damping
 
     def set_posture(self, joints: Vector) -> None:
-        """Draw the arm, where its target leaves it free, towards joint positions (n,) [rad]."""
+        """Pull the arm's redundant motion towards joint positions (n,) [rad]."""
         self.model.qpos_spring[self._qpos] = joints
 
     def stretch(self, way: Vector, velocity: Vector) -> None:
-        """Until the next physics step let the spring be stretched by a way (6,), the damper free.
+        """Stretch the impedance spring by a displacement (6,) [m, rad] until the next physics step.
 
-        The damper brakes what differs from `velocity` (6,) [m/s, rad/s]. All in the base frame.
+        The damper acts on the difference from `velocity` (6,) [m/s, rad/s]. Both in the base frame.
         """
         way = way + velocity * (self._own_damping / self._stiffness)
         turn = rotations.from_rotation_vector(way[3:])
@@ -174,7 +173,7 @@ class World:
 
     @property
     def stiffness(self) -> Vector:
-        """Of the impedance (6,) [N/m, Nm/rad]."""
+        """Stiffness of the impedance (6,) [N/m, Nm/rad]."""
         return np.asarray(-self._stiffness)
 
     def set_body_pose(self, name: str, pose: Vector) -> None:
@@ -183,7 +182,7 @@ class World:
         body.pos[:], body.quat[:] = pose[:3], pose[3:][_WXYZ]
 
     def body_pose(self, name: str) -> Vector:
-        """The pose (7,) of a fixed body, as `set_body_pose` has it; `RobotRLError` without one."""
+        """Pose (7,) of a fixed body, as set by `set_body_pose`; `RobotRLError` if there is none."""
         number = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
         if number < 0:
             bodies = [self.model.body(index).name for index in range(1, self.model.nbody)]
@@ -191,13 +190,13 @@ class World:
         return np.concatenate([self.model.body_pos[number], self.model.body_quat[number][_XYZW]])
 
     def set_start_pose(self, name: str, pose: Vector) -> None:
-        """Let a free body start at a pose (7,) in the base frame from the next reset on."""
+        """Set a free body's start pose (7,) in the base frame, from the next reset on."""
         first = int(self.model.joint(name).qposadr[0])
         self.model.qpos0[first : first + 3] = pose[:3]
         self.model.qpos0[first + 3 : first + 7] = pose[3:][_WXYZ]
 
     def put_back_objects(self) -> None:
-        """Let the free bodies be where they start, at rest, and all else as it is."""
+        """Move the free bodies to their start poses, at rest; leave everything else unchanged."""
         for joint in np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE):
             place, dof = self.model.jnt_qposadr[joint], self.model.jnt_dofadr[joint]
             self.data.qpos[place : place + 7] = self.model.qpos0[place : place + 7]
@@ -208,16 +207,16 @@ class World:
         return float(self.data.qpos[self._finger_qpos].sum())
 
     def finger_speed(self) -> float:
-        """Speed at which that distance grows [m/s]."""
+        """Rate of change of the finger distance [m/s]; positive when opening."""
         return float(self.data.qvel[self._finger_dofs].sum())
 
     def set_finger_opening(self, opening: float) -> None:
-        """Place both fingers `opening` metres apart and keep them there."""
+        """Place both fingers `opening` metres apart and hold them there."""
         self.data.qpos[self._finger_qpos] = 0.5 * opening
         self.set_finger_target(opening)
 
     def set_finger_target(self, opening: float) -> None:
-        """Let the gripper move towards a distance `opening` between the fingers [m]."""
+        """Command the gripper to a distance `opening` between the fingers [m]."""
         self.data.ctrl[self._gripper] = 0.5 * opening
 
     def reset(self, pose: Vector, joint_guess: Vector) -> None:
@@ -232,11 +231,11 @@ class World:
         self._wrench = np.zeros(6)
 
     def steps(self, duration: float) -> int:
-        """Number of physics steps in so many seconds."""
+        """Number of physics steps in `duration` seconds."""
         return round(duration * self.physics_rate_hz)
 
     def step(self, duration: float, events: Iterable[WorldEvent] = ()) -> None:
-        """Let `duration` seconds pass, or one physics step, and meanwhile let the events happen."""
+        """Simulate `duration` seconds, at least one physics step, and run the events when due."""
         steps = max(1, self.steps(duration))
         samples = min(_WRENCH_SAMPLES, steps)
         total = np.zeros(6)
@@ -260,7 +259,7 @@ class World:
             total += np.concatenate([force, external[:3] + np.cross(arm, force)])
         self._wrench = total / samples
         self.sensors.next_step()
-        # mj_step leaves poses of the state before its last integration; observe the newest.
+        # mj_step leaves poses from before its last integration; update them.
         mujoco.mj_forward(self.model, self.data)
 
     def _brightness(self) -> list[Vector]:
@@ -271,14 +270,14 @@ class World:
 
 @dataclass(frozen=True)
 class GripperMotor:
-    """A geared motor that moves both fingers: the faster they move, the less it pushes."""
+    """A geared motor that moves both fingers; its force drops with speed."""
 
-    force: float  # with which each finger presses on what it holds [N]
-    speed: float  # of each finger with nothing between them [m/s]
+    force: float  # grip force of each finger [N]
+    speed: float  # no-load speed of each finger [m/s]
     friction: float  # sliding friction of the finger pads
 
     def install(self, model: mujoco.MjModel) -> None:
-        """Put the motor in place of the weak spring that keeps the fingers of other tasks."""
+        """Replace the weak spring that holds the fingers in other tasks by the motor."""
         stall = 2.0 * self.force  # one actuator moves both fingers, which share its force
         stiffness = stall / _BAND
         actuator = model.actuator(GRIPPER_ACTUATOR).id
@@ -286,17 +285,17 @@ class GripperMotor:
         model.actuator_biasprm[actuator, 1:3] = -stiffness, 0.0
         model.actuator_forcerange[actuator] = -stall, stall
         for name in FINGERS:
-            # The back-EMF of a motor acts as damping: no force is left at its full speed.
+            # A motor's back-EMF acts as damping: zero force at full speed.
             model.dof_damping[model.joint(name).dofadr[0]] = 0.5 * stall / self.speed
             model.geom_friction[model.geom(name).id, 0] = self.friction
 
 
 class SceneState:
-    """Reads and writes what moves in a world as one vector, for a copy in another process.
+    """Reads and writes the movable state of a world as one vector, for a copy in another process.
 
-    The vector is all joint positions (nq,), then the pose (7,) of the impedance target, then those
-    of all fixed bodies that a task may have placed (k, 7), in the units and order of MuJoCo: it is
-    only for copies that were compiled from the same model, which have the same `fingerprint`.
+    The vector is all joint positions (nq,), the pose (7,) of the impedance target, then the poses
+    of all fixed bodies that a task may have placed (k, 7), in MuJoCo's units and order. It only
+    fits copies compiled from the same model, which have the same `fingerprint`.
     """
 
     def __init__(self, world: World) -> None:
@@ -313,16 +312,16 @@ class SceneState:
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
 
     def capture(self) -> Vector:
-        """The present state (size,)."""
+        """Return the current state (size,)."""
         model, data = self._world.model, self._world.data
         fixed = np.hstack([model.body_pos[self._fixed], model.body_quat[self._fixed]])
         target = [data.mocap_pos[0], data.mocap_quat[0]]
         return np.concatenate([data.qpos, *target, fixed.ravel()])
 
     def restore(self, state: Vector) -> None:
-        """Make the world look as `state` (size,) says; velocities and forces stay as they are.
+        """Set the world's poses from `state` (size,); velocities and forces stay unchanged.
 
-        `RobotRLError` where it has another length, or is not finite.
+        `RobotRLError` if it has another length or is not finite.
         """
         if state.shape != (self.size,) or not np.isfinite(state).all():
             raise RobotRLError(

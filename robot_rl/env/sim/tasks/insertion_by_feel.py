@@ -1,9 +1,9 @@
-"""Inserting a peg as a person does who does not see the hole well: tilted, by feel.
+"""Peg insertion by feel, with a tilted peg, as a person does who cannot see the hole well.
 
-The corner that comes first is lowered into the hole, which is much wider than a corner; the peg
-then slides until both walls hold it back, is set upright and pushed in, and yields to what it
-feels. All of it follows from what the arm measures and from the goal as it is seen, so that a
-policy with the same observations can learn it.
+The leading corner is lowered into the hole, which is much wider than a corner. The peg then slides
+until both walls stop it, is set upright and pushed in, yielding to contact forces. The skill uses
+only the arm's measurements and the observed goal, so a policy with the same observations can learn
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from robot_rl.safety import rotations
 
 
 class _Phase(Enum):
-    """The next part of the motion."""
+    """Phase of the motion."""
 
     APPROACH = "go above the place where the tilted peg is to be set down"
     LOWER = "lower it until it touches"
@@ -29,37 +29,37 @@ class _Phase(Enum):
 
 @dataclass
 class InsertionByFeel:
-    """The skill; positions are of the peg's tip in the frame of the socket as seen, z up."""
+    """The skill. Positions are of the peg's tip in the observed socket frame, z up."""
 
-    offset: float  # how far from the hole, back along x and y, the peg is set down [m]
-    tilt: float  # by how much the corner that comes first is lower, about each axis [rad]
+    offset: float  # distance before the hole, along -x and -y, where the peg touches down [m]
+    tilt: float  # tilt about each axis that lowers the leading corner [rad]
     hover: float  # height from which it is lowered [m]
-    near: float  # distance from the place above which it is lowered [m]
-    touch_force: float  # upward force that says that it stands on something [N]
-    slide: float  # motion of the target per step along an axis that nothing holds back [m]
-    creep: float  # the same along one that a wall holds back [m]
-    press: float  # how far below the tip the target is held [m]
-    # Least sideways force of a wall [N]; also more than `wall_ratio` times the upward one, since
-    # friction alone gives some.
+    near: float  # distance from the touch-down point at which lowering starts [m]
+    touch_force: float  # upward force that indicates contact [N]
+    slide: float  # motion of the target per step along a free axis [m]
+    creep: float  # the same along an axis blocked by a wall [m]
+    press: float  # distance of the target below the tip [m]
+    # Least sideways force of a wall [N]; it must also exceed `wall_ratio` times the upward force,
+    # since friction causes some sideways force.
     wall_force: float
     wall_ratio: float
-    overshoot: float  # position beyond the hole at which the slide has missed it [m]
-    yielding: float  # sideways motion per step for a force [m/N]
-    turning: float  # rotation per step about the vertical for a torque [rad/Nm]
-    patience: int  # steps of pushing at something that is no hole, before it starts again
+    overshoot: float  # position past the hole that counts as a miss [m]
+    yielding: float  # sideways motion per step per force [m/N]
+    turning: float  # rotation per step about the vertical per torque [rad/Nm]
+    patience: int  # steps of pushing outside the hole before it starts over
     _pushed: int = field(default=0, init=False)
     _phase: _Phase = field(default=_Phase.APPROACH, init=False)
     _caught_at: Vector = field(default_factory=lambda: np.zeros(3), init=False)
 
     def reset(self) -> None:
-        """Begin with the approach."""
+        """Start with the approach."""
         self._phase = _Phase.APPROACH
 
     def next_tip(self, tip: Vector, wrench: Vector, *, inside: bool) -> Vector:
-        """Where the tip, at a pose (7,), should be next; both in the frame of the socket as seen.
+        """Return the tip's next pose (7,), from its current pose (7,).
 
-        So is the force [N] and torque [Nm] (6,) on the peg. `inside`: whether that is seen to be in
-        the hole, if only a little.
+        Both poses, and the force [N] and torque [Nm] (6,) on the peg, are in the observed socket
+        frame. `inside`: whether the peg is visibly in the hole, even slightly.
         """
         force = wrench[:3]
         held = -force[:2] > max(self.wall_force, self.wall_ratio * force[2])
@@ -77,7 +77,7 @@ class InsertionByFeel:
         return _pose(tip[:2] + self.yielding * force[:2], below, np.array([0.0, 0.0, turned]))
 
     def _turn_to(self, tip: Vector, *, touching: bool, held: Vector, inside: bool) -> None:
-        """Enter the next phase, or the first again where the hole was missed."""
+        """Enter the next phase, or return to the first if the hole was missed."""
         over = np.linalg.norm(tip[:2] + self.offset) < self.near and tip[2] < self.hover + self.near
         self._pushed = 0 if inside or self._phase is not _Phase.INSERT else self._pushed + 1
         if inside or (self._phase is _Phase.SLIDE and held.all()):
@@ -99,10 +99,10 @@ class InsertionByFeel:
 
 @dataclass(kw_only=True, eq=False)
 class PegInsertByFeel(TipExpert):
-    """Inserts by feel, and knows of socket and peg what the policy sees of them."""
+    """Inserts by feel, knowing only what the policy observes of socket and peg."""
 
     insertion: InsertionByFeel
-    # Depth from which anyone sees that the peg is in the hole, not beside it or over its edge [m].
+    # Depth at which the peg is visibly in the hole, not next to it or over its edge [m].
     visible_depth: float
 
     def reset(self, rng: np.random.Generator) -> None:
@@ -111,19 +111,19 @@ class PegInsertByFeel(TipExpert):
         self.insertion.reset()
 
     def tip(self) -> Vector:
-        """The tip (7,) as the policy knows it."""
+        """Return the tip pose (7,) as the policy observes it."""
         return self.task.seen_tip()
 
     def socket(self) -> Vector:
-        """The socket (7,) as the policy sees it."""
+        """Return the socket pose (7,) as the policy observes it."""
         return np.asarray(self.task.measured_poses()[0])
 
     def tip_goal(self) -> Vector:
-        """Where the skill wants the tip (7,), base frame."""
+        """Return the skill's next tip pose (7,), base frame."""
         socket = self.believed_socket()
         into_frame = rotations.conjugate(socket[3:])
         wrench = rotations.rotate_both(into_frame, self.task.world.tcp_wrench())
-        # Whether the tip truly is in the hole, anyone would see.
+        # A person would see whether the tip is really in the hole.
         x, y, z = rotations.relative(self.task.socket_pose(), self.task.tip_pose())[:3]
         inside = bool(z < -self.visible_depth and max(abs(x), abs(y)) < PEG_WIDTH / 4)
         seen = rotations.relative(socket, self.tip())
@@ -132,5 +132,5 @@ class PegInsertByFeel(TipExpert):
 
 
 def _pose(place: Vector, height: float, rotation: Vector) -> Vector:
-    """A pose (7,) of x and y, z and a rotation vector."""
+    """Make a pose (7,) from x and y, z and a rotation vector."""
     return np.concatenate([place, [height], rotations.from_rotation_vector(rotation)])

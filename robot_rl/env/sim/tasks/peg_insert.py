@@ -1,6 +1,6 @@
-"""`peg_insert`: put a square peg, held in the gripper, into a square socket seen with an error.
+"""`peg_insert`: put a square peg, held in the gripper, into a square socket observed with an error.
 
-And `peg_remove`, which undoes it.
+`peg_remove` undoes it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FREE_HEIGHT = 0.01
 class PegInsert(SimTask):
     """Insert a 20 mm square peg into a socket whose pose is known with a fixed error.
 
-    The frame of the socket is at the centre of its upper face, z up. The arm sees the socket
-    where the noise puts it, all episode long, and in its frame the tip's pose (m, rad); only
-    contact tells where it really is.
+    The socket frame is at the centre of its upper face, z up. The observed socket pose has an error
+    that is fixed for the episode, and the tip's pose (m, rad) is observed in that frame; only
+    contact reveals the true pose.
     """
 
     observation_fields = observed(
@@ -64,12 +64,12 @@ class PegInsert(SimTask):
         add_socket(spec, "socket", SOCKET_CENTRE, self.clearance, self.friction)
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Draw the socket's pose, the error it is seen with, and the start pose."""
+        """Draw the socket's pose, its observation error, and the start pose."""
         self._place_socket(rng)
         return self._draw_start(rng)
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Look at the socket again, where it is."""
+        """Observe the socket where it is, with a new error."""
         self._socket = self.world.body_pose("socket")
         self._look(rng, rotations.heading(self._socket[3:]))
 
@@ -78,11 +78,11 @@ class PegInsert(SimTask):
         return rotations.compose(self.world.tcp_pose(), _TIP_IN_TCP)
 
     def seen_tip(self) -> Vector:
-        """Pose (7,) of the tip as the policy knows it."""
+        """Pose (7,) of the tip as the policy observes it."""
         return self._tip_among(self.measured_poses(), self.world.measured_tcp_pose())
 
     def socket_pose(self) -> Vector:
-        """The true pose (7,) of the socket: for experts and tests, never observed."""
+        """True pose (7,) of the socket; for experts and tests, never observed."""
         return self._socket
 
     def goal_pose(self) -> Vector:
@@ -90,7 +90,7 @@ class PegInsert(SimTask):
         return rotations.compose(self._socket, _TCP_IN_TIP)
 
     def seen_poses(self) -> Vector:
-        """The socket (1, 7) with the error with which it is seen."""
+        """Pose (1, 7) of the socket with its observation error."""
         return self._observed[None]
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
@@ -103,12 +103,12 @@ class PegInsert(SimTask):
         }
 
     def succeeded(self) -> bool:
-        """The tip is deep enough inside the hole."""
+        """Whether the tip is deep enough inside the hole."""
         x, y, z = rotations.relative(self._socket, self.tip_pose())[:3]
         return bool(z <= -self.success_depth and max(abs(x), abs(y)) < PEG_WIDTH / 2)
 
     def _tip_among(self, object_poses: Vector, tcp_pose: Vector) -> Vector:
-        """The tip's pose (7,) as it is seen; here it follows from the arm's."""
+        """Observed pose (7,) of the tip; here computed from the arm's pose."""
         return rotations.compose(tcp_pose, _TIP_IN_TCP)
 
     def _draw_start(self, rng: np.random.Generator) -> Vector:
@@ -125,14 +125,14 @@ class PegInsert(SimTask):
         self.world.set_body_pose("socket", self._socket)
 
     def _look(self, rng: np.random.Generator, yaw: float) -> None:
-        """See the socket, which is turned by `yaw`, with an error that stays for the episode."""
+        """Draw the episode's observation error of the socket, whose true yaw is `yaw`."""
         seen = self._socket[:3] + rng.uniform(-self.position_noise, self.position_noise, 3)
         seen_yaw = yaw + rng.uniform(-self.yaw_noise, self.yaw_noise)
         self._observed = np.concatenate([seen, rotations.about_z(seen_yaw)])
 
 
 def peg_geom(friction: float) -> dict[str, Any]:
-    """The peg's geom, whose frame is at the peg's centre, but for what it collides with."""
+    """Arguments of the peg's geom, frame at the peg's centre, without collision masks."""
     size = [PEG_WIDTH, PEG_WIDTH, PEG_LENGTH]
     peg = box(size, friction=friction, mass=0.1, rgba=[0.85, 0.45, 0.1, 1])
     return {"name": "peg", **peg, **_CONTACT}
@@ -143,8 +143,8 @@ def add_socket(
 ) -> None:
     """Add a block with a square hole to the table: four walls and a floor.
 
-    Its upper face has its centre (3,) in the base frame, the hole is wider than the peg by
-    `clearance` [m], and the walls have that sliding friction.
+    `centre` (3,) is the centre of its upper face in the base frame, the hole is wider than the peg
+    by `clearance` [m], and `friction` is the walls' sliding friction.
     """
     socket = spec.worldbody.add_body(name=name, pos=centre)
     wall = (SOCKET_WIDTH - PEG_WIDTH - clearance) / 2
@@ -167,42 +167,42 @@ def add_socket(
 
 @dataclass(kw_only=True, eq=False)
 class TipExpert(ScriptedExpert):
-    """Says where the tip of the peg should be next, and leads the TCP so that it is there.
+    """Expert that plans the tip's next pose and moves the TCP accordingly.
 
-    It knows the true scene, and the socket with its own error.
+    It knows the true scene, except that its socket pose has its own error.
     """
 
     task: PegInsert
 
     def tip_goal(self) -> Vector:
-        """Where the tip should be next: a pose (7,) in the base frame."""
+        """Return the tip's next pose (7,) in the base frame."""
         raise NotImplementedError
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Where the TCP should be next for the tip to be there."""
+        """Return the TCP pose (7,) that puts the tip at `tip_goal`."""
         held = rotations.relative(self.tip(), self.task.world.tcp_pose())
         return rotations.compose(self.tip_goal(), held)
 
     def tip(self) -> Vector:
-        """The tip (7,) as this expert knows it."""
+        """Pose (7,) of the tip as this expert knows it."""
         return self.task.tip_pose()
 
     def socket(self) -> Vector:
-        """The socket (7,) as this expert knows it, but for its own error."""
+        """Pose (7,) of the socket as this expert knows it, without its own error."""
         return self.task.socket_pose()
 
     def believed_socket(self) -> Vector:
-        """The same (7,) with its own error."""
+        """Pose (7,) of the socket with the expert's own error."""
         error = np.concatenate([self.error, rotations.about_z(self.yaw_error)])
         return rotations.compose(self.socket(), error)
 
 
 @dataclass(kw_only=True, eq=False)
 class PegInsertExpert(TipExpert):
-    """Goes above where it believes the socket is, descends, and corrects itself when stuck."""
+    """Moves above the believed socket, descends, and corrects itself when stuck."""
 
     hover: float  # height of the tip over the socket until it is aligned [m]
-    align: float  # distance at which it begins to descend [m]
+    align: float  # distance at which it starts to descend [m]
     stuck_steps: int  # steps without descent in contact before it notices
     _descending: bool = field(default=False, init=False)
     _depths: list[float] = field(default_factory=list, init=False)
@@ -214,7 +214,7 @@ class PegInsertExpert(TipExpert):
         self._depths = []
 
     def tip_goal(self) -> Vector:
-        """Above the believed socket until aligned, then down into it; pose (7,), base frame."""
+        """Stay above the believed socket until aligned, then descend; pose (7,), base frame."""
         tip = rotations.relative(self.socket(), self.tip())
         lateral = float(np.linalg.norm(tip[:2] - self.error[:2]))
         if not self._descending and lateral < self.align and tip[2] < 1.5 * self.hover:
@@ -232,11 +232,11 @@ class PegInsertExpert(TipExpert):
 
 @dataclass(kw_only=True, eq=False)
 class PegRemove(PegInsert):
-    """Pull the peg out of the socket and bring it to a start of `peg_insert`, drawn each time.
+    """Pull the peg out of the socket and bring it to a random start pose of `peg_insert`.
 
-    With the scene of `PegInsert`, in which the peg begins inserted. It also begins in place, in the
-    world of `PegInsert` and wherever the peg is: the two tasks undo each other. `way_to_start` is
-    the way (m, rad; base frame) that the TCP has left.
+    The scene is that of `PegInsert`, with the peg inserted at the start. It can also start in place
+    in the world of `PegInsert`, wherever the peg is: the two tasks undo each other. `way_to_start`
+    is the remaining TCP motion (m, rad; base frame).
     """
 
     observation_fields = (
@@ -245,35 +245,35 @@ class PegRemove(PegInsert):
         *observed(way_to_start=(6,)),
     )
 
-    tolerance: float  # distance to the start that counts as there [m]
+    tolerance: float  # distance to the start that counts as reached [m]
     angle_tolerance: float  # the same for the angle [rad]
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Draw the scene and where the peg is to go; returns the pose with the peg inserted."""
+        """Draw the scene and the peg's target; return the TCP pose with the peg inserted."""
         self._start = super().reset(rng)
         inserted = np.array([0.0, 0.0, self.success_depth, 0.0, 0.0, 0.0, 1.0])
         return rotations.compose(super().goal_pose(), inserted)
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Look at the socket again, and draw where the peg is to go."""
+        """Observe the socket again, and draw the peg's target."""
         super().resume(rng)
         self._start = self._draw_start(rng)
 
     def goal_pose(self) -> Vector:
-        """TCP pose (7,) at which the peg is to end, level and over the table."""
+        """TCP pose (7,) of the peg's target, level and over the table."""
         return self._start
 
     def seen_poses(self) -> Vector:
-        """The socket as it is seen, and the TCP pose to go to: (2, 7)."""
+        """Poses (2, 7): the observed socket, and the target TCP pose."""
         return np.concatenate([super().seen_poses(), self._start[None]])
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
-        """See `TaskView`; the objects are the socket, and the TCP pose to go to."""
+        """See `TaskView`; the objects are the socket and the target TCP pose."""
         way = rotations.between(tcp_pose, object_poses[1])
         return {**super().see(object_poses, tcp_pose), "state/way_to_start": way}
 
     def succeeded(self) -> bool:
-        """The TCP is where the peg was to be brought."""
+        """Whether the TCP is at its target."""
         return self.is_at(self._start, self.tolerance, self.angle_tolerance)
 
 
@@ -281,7 +281,7 @@ class PegRemoveExpert(ScriptedExpert):
     """Pulls straight up until the tip is free, then goes to the start."""
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Up, as the peg stands; then to where it is to go."""
+        """Move straight up without turning, then to the target."""
         tcp, start = self.task.world.tcp_pose(), self.task.goal_pose()
         if tcp[2] - PEG_BELOW_TCP < SOCKET_HEIGHT + _FREE_HEIGHT:
             return np.concatenate([tcp[:2], start[2:3], tcp[3:]])

@@ -1,4 +1,4 @@
-"""`pick_cube`: grasp a cube that lies anywhere on the table and lift it."""
+"""`pick_cube`: grasp a cube at a random pose on the table and lift it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from robot_rl.safety import rotations
 
 CUBE_WIDTH = 0.04
 TABLE_CENTRE = np.array([0.45, 0.0, 0.0])
-# A cube that is further than this from the TCP is not held [m].
+# A cube farther than this from the TCP is not held [m].
 _IN_HAND = 0.04
 _QUARTER = 0.5 * math.pi
 
 
 @dataclass(kw_only=True, eq=False)
 class PickCube(SimTask):
-    """Lift a 40 mm cube, whose pose is seen with a fixed error.
+    """Lift a 40 mm cube, whose pose is observed with a fixed error.
 
-    Of what is seen, `relative_pose` is the way from the TCP to the cube, base frame [m], and the
-    angle to the nearest alignment of fingers and faces [rad]; `lift` is the height over the table
-    [m].
+    In the observation, `relative_pose` is the vector from the TCP to the cube, base frame [m], and
+    the angle to the nearest alignment of fingers and faces [rad]; `lift` is the height over the
+    table [m].
     """
 
     observation_fields = observed(
@@ -47,7 +47,7 @@ class PickCube(SimTask):
 
     def build(self, spec: mujoco.MjSpec) -> None:
         """Add the cube, free to move."""
-        # MuJoCo's friction is soft: without this the cube creeps out of the fingers, 1 mm a second.
+        # MuJoCo's friction is soft: without this the cube creeps out of the fingers at 1 mm/s.
         spec.option.noslip_iterations = 3
         cube = spec.worldbody.add_body(name="cube", pos=[0.0, 0.0, CUBE_WIDTH / 2])
         cube.add_freejoint(name="cube")
@@ -56,7 +56,7 @@ class PickCube(SimTask):
         cube.add_site(name="cube")
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Draw the cube's pose, the error it is seen with, and the start pose."""
+        """Draw the cube's pose, its observation error, and the start pose."""
         shift = rng.uniform(-self.position_range, self.position_range, 2)
         yaw = rng.uniform(-self.yaw_range, self.yaw_range)
         position = TABLE_CENTRE + np.array([*shift, CUBE_WIDTH / 2])
@@ -67,23 +67,23 @@ class PickCube(SimTask):
         return downward(start + rng.uniform(-self.start_noise, self.start_noise, 3))
 
     def cube_pose(self) -> Vector:
-        """The true pose (7,) of the cube's centre: for experts and tests, never observed."""
+        """True pose (7,) of the cube's centre; for experts and tests, never observed."""
         return self.world.site_pose("cube")
 
     def grasp_pose(self) -> Vector:
-        """TCP pose (7,) at which the fingers hold the cube by two faces, turned least."""
+        """TCP pose (7,) to hold the cube by two faces, with the least rotation."""
         cube = self.cube_pose()
         yaw = rotations.about_z(_to_nearest_face(rotations.heading(cube[3:])))
         return np.concatenate([cube[:3], rotations.multiply(yaw, rotations.DOWNWARD)])
 
     def goal_pose(self) -> Vector:
-        """The TCP pose (7,) over the present grasp at which the cube is lifted."""
+        """TCP pose (7,) above the current grasp at which the cube is lifted."""
         pose = self.grasp_pose()
         pose[2] = CUBE_WIDTH / 2 + self.lift_height
         return pose
 
     def seen_poses(self) -> Vector:
-        """The cube (1, 7) with the error with which it is seen."""
+        """Pose (1, 7) of the cube with its observation error."""
         return rotations.displaced(self.cube_pose(), self._position_error, self._yaw_error)[None]
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
@@ -98,7 +98,7 @@ class PickCube(SimTask):
         }
 
     def succeeded(self) -> bool:
-        """The cube is high enough, and in the hand."""
+        """Whether the cube is high enough and in the hand."""
         position = self.cube_pose()[:3]
         away = np.linalg.norm(position - self.world.tcp_pose()[:3])
         return bool(position[2] >= CUBE_WIDTH / 2 + self.lift_height and away < _IN_HAND)
@@ -106,10 +106,10 @@ class PickCube(SimTask):
 
 @dataclass(kw_only=True, eq=False)
 class PickCubeExpert(ScriptedExpert):
-    """Grasps where it believes the cube is and lifts; looks again when it holds nothing."""
+    """Grasps at the believed cube pose and lifts; looks again if the grasp is empty."""
 
     task: PickCube
-    grasp: TopGrasp  # how the cube is taken
+    grasp: TopGrasp  # the grasp motion
 
     def reset(self, rng: np.random.Generator) -> None:
         """Draw this episode's error and pace."""
@@ -117,7 +117,7 @@ class PickCubeExpert(ScriptedExpert):
         self.grasp.reset()
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Over the believed cube, down to it, and up once the fingers have closed."""
+        """Move over the believed cube, descend, and lift once the fingers have closed."""
         if self.grasp.held and not self.grasp.lost(self):
             up = self.task.world.tcp_pose()[:3] + np.array([0.0, 0.0, 0.05])
             return np.concatenate([up, self.task.goal_pose()[3:]])
@@ -125,5 +125,5 @@ class PickCubeExpert(ScriptedExpert):
 
 
 def _to_nearest_face(yaw: float) -> float:
-    """The same alignment with a cube's faces, within 45 degrees."""
+    """Equivalent yaw for a cube's faces, within 45 degrees."""
     return (yaw + 0.5 * _QUARTER) % _QUARTER - 0.5 * _QUARTER

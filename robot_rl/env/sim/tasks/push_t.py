@@ -30,9 +30,9 @@ class PushT(SimTask):
     """Push a T flat on the table, with a round pusher in the gripper, to a fixed target pose.
 
     The action is planar: x and y of the pusher. Success is a pose within both tolerances of the
-    target. The T starts in front of the target with its bar towards the pusher; pushing it too far
-    cannot be undone from behind. Of what is seen, `relative_pose` is the T's x, y [m] and yaw [rad]
-    from the target, `pusher_position` the pusher's x and y [m] in the frame of the T.
+    target. The T starts in front of the target with its bar towards the pusher; an overshoot cannot
+    be undone from behind. In the observation, `relative_pose` is the T's x, y [m] and yaw [rad]
+    relative to the target, `pusher_position` the pusher's x and y [m] in the T's frame.
     """
 
     observation_fields = observed(
@@ -65,7 +65,7 @@ class PushT(SimTask):
         tcp = spec.site("tcp").pos
         centre = tcp + np.array([0.0, 0.0, PUSHER_BELOW_TCP - PUSHER_LENGTH / 2])
         pusher = spec.body("hand").add_body(name="pusher", pos=centre, gravcomp=1)
-        # A capsule: against a box it touches in few points, and cheaply.
+        # A capsule: few contact points with a box, and cheap to compute.
         pusher.add_geom(
             name="pusher",
             type=mujoco.mjtGeom.mjGEOM_CAPSULE,
@@ -93,7 +93,7 @@ class PushT(SimTask):
             marker.add_geom(pos=[x, 0, 0], **flat)
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Draw the T's start pose, the error it is seen with, and the pusher's start."""
+        """Draw the T's start pose, its observation error, and the pusher's start."""
         away = np.array([-rng.uniform(self.distance_low, self.distance_high), 0.0, 0.0])
         away[1] = rng.uniform(-self.lateral_range, self.lateral_range)
         yaw = rng.uniform(-self.yaw_range, self.yaw_range)
@@ -105,27 +105,27 @@ class PushT(SimTask):
         return downward(start)
 
     def block_pose(self) -> Vector:
-        """The true pose (7,) of the T: for experts and tests, never observed."""
+        """True pose (7,) of the T; for experts and tests, never observed."""
         return self.world.site_pose("t_block")
 
     def goal_pose(self) -> Vector:
-        """TCP pose (7,) with the pusher at the middle of the bar of a T that is on target."""
+        """TCP pose (7,) with the pusher at the centre of the bar of a T on target."""
         x = GOAL[0] + REAR_X - PUSHER_RADIUS
         return downward(np.array([x, GOAL[1], _START[2]]))
 
     def remaining(self) -> Vector:
-        """The T's true pose from the target: x, y [m], yaw [rad] (3,), base frame."""
+        """True pose of the T relative to the target: x, y [m], yaw [rad] (3,), base frame."""
         return _from_goal(self.block_pose())
 
     def seen_poses(self) -> Vector:
-        """The T (1, 7) with the error with which it is seen."""
+        """Pose (1, 7) of the T with its observation error."""
         return rotations.displaced(self.block_pose(), self._position_error, self._yaw_error)[None]
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
         """See `TaskView`; the one object is the T."""
         pose = _from_goal(object_poses[0])
         pusher = rotations.relative(object_poses[0], tcp_pose)[:2]
-        face = np.array([REAR_X - PUSHER_RADIUS, 0.0])  # fine where the pusher touches the bar
+        face = np.array([REAR_X - PUSHER_RADIUS, 0.0])  # fine near the contact with the bar
         scale = np.array([self.fine_scale, self.fine_scale, self.angle_scale])
         return {
             "state/relative_pose": pose,
@@ -135,28 +135,28 @@ class PushT(SimTask):
         }
 
     def succeeded(self) -> bool:
-        """Within both tolerances of the target."""
+        """Whether the T is within both tolerances of the target."""
         x, y, yaw = self.remaining()
         return bool(np.hypot(x, y) <= self.tolerance and abs(yaw) <= self.angle_tolerance)
 
 
 @dataclass(kw_only=True, eq=False)
 class PushTExpert(ScriptedExpert):
-    """Pushes the bar from behind and steers with the point where it touches.
+    """Pushes the bar from behind and steers by the contact point.
 
     Pushing at a distance c to the left of the centroid turns the T to the right, about c/r² per
-    metre (r: the T's radius of friction), so that the T's path can be steered like a car's. The
-    expert's error is one about where the target is.
+    metre (r: the T's radius of friction), so the T can be steered like a car. The expert's error is
+    in the target's pose.
     """
 
     task: PushT
-    lateral_gain: float  # distance from the centroid for each metre beside the target's axis
-    yaw_gain: float  # the same for each radian of yaw [m/rad]
-    reach: float  # largest distance from the centroid at which it pushes [m]
-    gap: float  # how far it goes back to move along the bar [m]
+    lateral_gain: float  # contact offset from the centroid per metre off the target's axis
+    yaw_gain: float  # contact offset per radian of yaw [m/rad]
+    reach: float  # largest contact offset from the centroid [m]
+    gap: float  # distance it backs off to move along the bar [m]
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Behind the bar where the push should be, or forward when the pusher is there."""
+        """Move behind the bar to the contact point, then push forward."""
         x, y, yaw = self.task.remaining() - np.array([*self.error[:2], self.yaw_error])
         contact = self.lateral_gain * y + self.yaw_gain * yaw
         contact = float(np.clip(contact, -self.reach, self.reach))

@@ -1,4 +1,4 @@
-"""`reach`: bring the TCP to a pose that changes every episode; and to the one that words name."""
+"""`reach`: bring the TCP to a random pose, or to the marker named in the instruction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _add_marker(spec: mujoco.MjSpec, name: str, radius: float, rgba: Sequence[fl
 
 @dataclass(kw_only=True, eq=False)
 class Reach(SimTask):
-    """Reach a pose; `relative_pose` is the motion (m, rad; base frame) that is left to it."""
+    """Reach a pose; `relative_pose` is the remaining motion (m, rad; base frame)."""
 
     observation_fields = observed(object_poses=(1, 7), relative_pose=(6,))
     observed_objects = ("goal",)
@@ -52,11 +52,11 @@ class Reach(SimTask):
         self.reset(rng)
 
     def goal_pose(self) -> Vector:
-        """The target (7,)."""
+        """Target pose (7,)."""
         return self._goal
 
     def seen_poses(self) -> Vector:
-        """The target (1, 7), seen without noise."""
+        """Target pose (1, 7), without noise."""
         return self._goal[None]
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
@@ -64,19 +64,19 @@ class Reach(SimTask):
         return {"state/relative_pose": rotations.between(tcp_pose, object_poses[0])}
 
     def succeeded(self) -> bool:
-        """Within both tolerances."""
+        """Whether the TCP is within both tolerances."""
         return self.is_at(self._goal, self.tolerance, self.angle_tolerance)
 
 
 @dataclass(kw_only=True, eq=False)
 class ReachInstructed(SimTask):
-    """Reach the one of two markers that the instruction names, in any orientation.
+    """Reach the marker named in the instruction, out of two, in any orientation.
 
-    Both markers are observed in the order of `colours`, with the ways (m, base frame) to them; only
-    `instruction` says which one counts. At the other one the episode ends as failed.
+    Both markers are observed in the order of `colours`, with the vectors (m, base frame) to them;
+    only `instruction` names the right one. Reaching the other one ends the episode as failed.
 
     Raises:
-        RobotRLError: Not two colours, or an instruction without `{colour}`, where the name belongs.
+        RobotRLError: Not two colours, or an instruction without the placeholder `{colour}`.
     """
 
     observation_fields = observed(object_poses=(_MARKERS, 7), relative_positions=(_MARKERS, 3))
@@ -84,7 +84,7 @@ class ReachInstructed(SimTask):
     colours: Mapping[str, Sequence[float]]  # name → RGB in 0 ... 1 of each of the two markers
     position_range: float  # half width of the cube of markers about the home position [m]
     separation: float  # smallest distance between the markers [m]
-    clearance: float  # smallest distance of a marker from the straight way to the other [m]
+    clearance: float  # smallest distance of a marker from the straight path to the other [m]
     tolerance: float  # distance that counts as reached [m]
 
     def __post_init__(self) -> None:
@@ -119,11 +119,11 @@ class ReachInstructed(SimTask):
         return HOME
 
     def goal_pose(self) -> Vector:
-        """The named marker (7,), the hand pointing down."""
+        """Pose (7,) of the named marker, with the hand pointing down."""
         return np.asarray(self._poses[self._named])
 
     def seen_poses(self) -> Vector:
-        """Both markers (2, 7), seen without noise."""
+        """Poses (2, 7) of both markers, without noise."""
         return self._poses
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
@@ -131,11 +131,11 @@ class ReachInstructed(SimTask):
         return {"state/relative_positions": object_poses[:, :3] - tcp_pose[:3]}
 
     def succeeded(self) -> bool:
-        """Within the tolerance of the named marker."""
+        """Whether the TCP is within the tolerance of the named marker."""
         return self._reached(self._named)
 
     def outcome(self) -> Outcome:
-        """Reward 1 at the named marker; the other one ends the episode without."""
+        """Return reward 1 at the named marker; the other one ends the episode without reward."""
         missed = any(self._reached(marker) for marker in range(_MARKERS) if marker != self._named)
         outcome = super().outcome()
         return outcome._replace(terminated=outcome.terminated or missed)
