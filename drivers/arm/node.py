@@ -86,7 +86,7 @@ class ArmNode(DeviceNode):
         self._latch = StopLatch(given.stop_folder, name, self.driver_settings)
         kept = self._latch.reason()
         if kept is not None:
-            self.guard.stop(f"since before this node started: {kept}")
+            self.guard.stop(f"before this node started: {kept}")
         self._stops = self.guard.counts["stop"]  # already passed on to the driver
         self._reset_done: Future | None = None
         self._is_led = False  # has followed targets since it was connected
@@ -265,9 +265,9 @@ class ArmNode(DeviceNode):
             self.driver.stop()
         except Exception as error:  # from a vendor's library, for example
             raise DriverError(
-                "no more targets are sent, but the arm did not take the stop",
+                "the stop command failed: no more targets are sent, but the arm may still move",
                 got=described(error),
-                hint="look whether it stands, and use its emergency stop if not",
+                hint="check that the arm stands still; if it does not, press the emergency stop",
             ) from error
 
     def _stop_driver_or_log(self) -> None:
@@ -295,7 +295,11 @@ class ArmNode(DeviceNode):
     def _zero_ft(self) -> str:
         """Zero the force sensor of a holding arm; it then holds at its measured position."""
         if not (self.is_connected and self.is_polling) or self.guard.mode is not Mode.HOLD:
-            raise DriverError(f"only where the arm holds; it is: {self.guard.mode.value}")
+            raise DriverError(
+                "zero_ft needs a connected arm that holds",
+                got=f"mode {self.guard.mode.value}",
+                hint="end the motion first, then call it again",
+            )
         force = self._rest.force()
         self._forget("the force sensor is zeroed")  # whether or not zeroing succeeds
         self.driver.zero_ft()

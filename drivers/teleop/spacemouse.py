@@ -102,7 +102,7 @@ class SpaceMouse(TeleopDevice):
             raise DriverError(
                 f"the SpaceMouse {path.decode()} cannot be opened",
                 got=error,
-                hint="may you open it? Ask robot-rl doctor, and see the udev rule in hardware/",
+                hint="run robot-rl doctor, and install the udev rule from hardware/",
             ) from error
         self._device, self._reports, self._problem = device, Reports(), None
         self._ending = threading.Event()

@@ -119,7 +119,7 @@ class TopicDevice(TopicDriver, TeleopDevice):
         age = 1e-9 * (time.time_ns() - stamp)
         if (stamp or self.must_be_stamped) and abs(age) > self.timeout_s:
             raise DriverError(
-                f"what comes on {self.topic} was not sent just now",
+                f"the message on {self.topic} has no current stamp",
                 got=f"{age:.3f} s before this machine's clock" if stamp else "no stamp",
                 expected=f"at most {1e3 * self.timeout_s:g} ms",
                 hint="let its node set header.stamp; the clocks of two machines may differ:"

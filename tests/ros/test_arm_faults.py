@@ -123,7 +123,7 @@ def test_a_stop_outlives_the_node_that_kept_it(apart):
     node.kill()
     listener.heard["/diagnostics"].clear()
     node.start()
-    facts = listener.reported("stopped: since before this node started: the service stop")
+    facts = listener.reported("stopped: before this node started: the service stop")
     assert facts["mode"] == "stopped"
     assert listener.trigger("clear_errors")[0]
     listener.reports("mode", "hold")

@@ -29,7 +29,7 @@ def test_a_restarted_node_is_still_stopped(tmp_path):
     first.until_mode("stopped: the service stop")
     first.close()
     second = begin()
-    second.until_mode("stopped: since before this node started: the service stop was called")
+    second.until_mode("stopped: before this node started: the service stop was called")
     second.stream(lambda _: HOME, 60.0, until=lambda: second.count("stopped") > 3)
     assert second.listener.trigger("clear_errors")[0]
     second.until_mode("hold")
@@ -66,7 +66,7 @@ def test_a_node_in_another_namespace_finds_the_stop_of_its_arm(tmp_path, opened)
         if name == "one":
             assert cell.listener.trigger("stop")[0]
             cell.until_mode("stopped")
-    cell.until_mode("stopped: since before this node started: the service stop was called")
+    cell.until_mode("stopped: before this node started: the service stop was called")
 
 
 def test_a_stop_just_after_a_clearing_is_kept_too(tmp_path, opened):

@@ -126,7 +126,7 @@ def test_a_reset_moves_the_joints_and_keeps_to_its_node_after_a_restart(request,
     assert cell.listener.trigger("stop")[0]
     cell.running.close()
     cell.running = Running(SimArmNode, name, DRIVER, **LIMITS)
-    cell.until_mode("stopped: since before this node began")
+    cell.until_mode("stopped: before this node started")
     assert cell.listener.trigger("clear_errors")[0]
     success, message = cell.listener.trigger("reset")
     assert not success
