@@ -132,7 +132,7 @@ def _import_into(source: EpisodeSource, store: Path) -> None:
         done = import_episodes(source, client, on_episode)
     before = done["episodes"] - done["new_episodes"]
     annotated = f", {count:,} annotations" if (count := done["new_annotations"]) else ""
-    there = f"; {before} episodes were there, or begun, before" if before else ""
+    there = f"; {before} episodes were already stored, at least in part" if before else ""
     print(
         f"imported {done['new_episodes']} episodes ({done['new_rows']:,} rows{annotated}) into"
         f" {store}{there}"

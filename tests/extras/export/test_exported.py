@@ -93,9 +93,9 @@ def test_a_graph_that_cannot_be_computed_says_so(tmp_path):
     graph.graph.node.append(onnx.helper.make_node("Reshape", ["uncut", "shape"], [last]))
     graph.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(graph, path)
-    told = json.loads(description.read_text())
-    told[exported.GRAPHS][exported.PLAN_GRAPH] = exported.checksum(path)
-    description.write_text(json.dumps(told))
+    described = json.loads(description.read_text())
+    described[exported.GRAPHS][exported.PLAN_GRAPH] = exported.checksum(path)
+    description.write_text(json.dumps(described))
     runner = PolicyRunner(exported.load(tmp_path))
     runner.reset(seeds=[0])
     with pytest.raises(PolicyError, match=r"plan\.onnx cannot be computed; got: .*; next: export"):

@@ -34,12 +34,12 @@ def gaussian_shares(value, edges, sigma):
 
 @pytest.mark.parametrize("value", [0.0, 0.1234, 0.5, 1.0])
 def test_hl_gauss_spreads_a_value_as_a_gaussian_with_its_mean(value):
-    told = HLGauss()
-    shares = told.encoded(torch.tensor([value]))[0]
-    sigma = 0.75 * float(told.edges[1] - told.edges[0])
-    expected = gaussian_shares(value, told.edges, sigma)
+    value_head = HLGauss()
+    shares = value_head.encoded(torch.tensor([value]))[0]
+    sigma = 0.75 * float(value_head.edges[1] - value_head.edges[0])
+    expected = gaussian_shares(value, value_head.edges, sigma)
     torch.testing.assert_close(shares.double(), expected, atol=1e-3, rtol=0)
-    assert float(shares @ told.support) == pytest.approx(value, abs=1e-4)
+    assert float(shares @ value_head.support) == pytest.approx(value, abs=1e-4)
 
 
 def test_a_segment_goes_from_a_top_until_the_fall_is_made_up_for():
